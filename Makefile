@@ -52,9 +52,10 @@ stubs: setup ## regenerate baton/v1 from proto/, and the types of request fields
 	tools/generate_stubs.sh
 	PYTHONPATH=. python tools/request_types.py
 
-docs: setup ## regenerate the tables of docs/metrics.md and docs/fields.md
+docs: setup ## regenerate the tables of docs/metrics.md, docs/fields.md and docs/configuration.md
 	PYTHONPATH=. python tools/metrics_page.py
 	PYTHONPATH=. python tools/fields_page.py
+	PYTHONPATH=. python tools/settings_page.py
 
 images: setup ## images of router and worker in dist/, or pushed (ARGS='--push REGISTRY'); needs docker with buildx
 	@python -m deploy.release.images $(ARGS)

@@ -6,13 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
-from pydantic import BaseModel
 
-from services.cli.up.settings import FLAGS
-from services.common.config.up import UpConfig
-from tools import fields_page
+from services.common.config.tree import settings_of
+from services.common.config.types import Audience
+from tools import fields_page, settings_page
 from tools.metrics_page import FAMILIES, PAGE, with_tables
 
 ROOT = Path(__file__).parents[1]
@@ -92,17 +92,28 @@ def test_the_architecture_page_names_every_production_folder() -> None:
     assert sorted(map(str, missing)) == []
 
 
-def test_every_setting_is_documented_with_its_default() -> None:
-    rows = re.findall(
-        r"^\| `([a-z_.]+)` \|([^|]*)\|", (DOCS / "configuration.md").read_text("utf-8"), re.MULTILINE
-    )
-    assert {name: default.strip() for name, default in rows} == dict(_settings(UpConfig()))
+def test_the_page_of_settings_is_up_to_date() -> None:
+    page = settings_page.PAGE.read_text("utf-8")
+    assert page == settings_page.with_tables(page), "run make docs"
+    assert "### " not in page.partition("<!-- end of settings: start -->")[0]
 
 
-def test_every_flag_is_documented_at_its_setting() -> None:
-    page = (DOCS / "configuration.md").read_text("utf-8")
-    rows = dict(re.findall(r"^\| `([a-z_.]+)` \|[^|]*\| `(--[a-z-]+)` \|", page, re.MULTILINE))
-    assert rows == {flag.path: flag.name for flag in FLAGS}
+def test_every_setting_is_declared_with_what_its_reader_needs() -> None:
+    public = [one for one in settings_of() if one.fixed is None]
+    page = settings_page.PAGE.read_text("utf-8")
+    for one in public:
+        assert len(one.sentence.split()) >= 3, one.path
+        assert one.who in get_args(Audience), one.path
+        assert one.unit or one.is_section, f"{one.path}: a number needs a unit"
+        assert f"\n| `{one.path}` |" in page, one.path
+    assert len([one for one in public if one.who == "everyone"]) == 12
+    assert len({one.key for one in public if one.flag}) == len([one for one in public if one.flag])
+
+
+def test_what_is_no_setting_has_a_reason() -> None:
+    fixed = [one for one in settings_of() if one.fixed is not None]
+    assert len(fixed) > 20
+    assert all(len((one.fixed or "").split()) >= 3 for one in fixed)
 
 
 def test_the_metrics_page_is_up_to_date() -> None:
@@ -169,23 +180,6 @@ def _prose(page: Path) -> str:
 def _anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", _prose(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def _settings(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        if isinstance(value, BaseModel):
-            yield from _settings(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, _shown(value)
-
-
-def _shown(value: object) -> str:
-    if value is None or value == ():
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def _first_cell(line: str) -> list[str]:

@@ -52,7 +52,7 @@ from bench.machine import Usage
 from services.cli.up.local_cluster import LocalCluster, Programs
 from services.common.config.cluster import SupervisionSettings
 from services.common.config.router import RouterSettings
-from services.common.config.up import UpConfig
+from services.common.config.settings import Settings
 from services.common.config.worker import EngineConfig
 
 MODEL = "fake"
@@ -169,7 +169,7 @@ async def run(arguments: argparse.Namespace) -> None:
     streams = [int(part) for part in arguments.streams.split(",")]
     with tempfile.TemporaryDirectory() as name:
         folder = write_model(Path(name))
-        config = UpConfig(
+        config = Settings(
             served_model_name=MODEL,
             engine=EngineConfig(device="cpu", slots=max(streams)),
             router=RouterSettings(http_port=0, grpc_port=0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
-from services.common.config.worker import TransferConfig
+from services.common.config.transfer import TransferConfig
 
 if TYPE_CHECKING:
     from baton.device.link_device import LinkDevice

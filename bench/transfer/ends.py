@@ -46,7 +46,7 @@ from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.transports.grpc.stream import channel_options
 from kvtransfer.transports.listen_config import ListenConfig
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
-from services.common.config.worker import TransferConfig
+from services.common.config.transfer import TransferConfig
 
 if TYPE_CHECKING:
     from bench.nccl.raw import RawEnd

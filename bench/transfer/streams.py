@@ -45,8 +45,9 @@ from kvtransfer.protocol.frames import WithdrawReason
 from services.cli.up.local_cluster import LocalCluster, Programs
 from services.common.config.cluster import SupervisionSettings
 from services.common.config.router import RouterSettings
-from services.common.config.up import UpConfig
-from services.common.config.worker import EngineConfig, TransferConfig
+from services.common.config.settings import Settings
+from services.common.config.transfer import TransferConfig
+from services.common.config.worker import EngineConfig
 
 MODEL = "fake"
 _PROMPT = 32
@@ -97,7 +98,7 @@ async def _cluster(
     with tempfile.TemporaryDirectory() as name:
         folder = write_model(Path(name), _CONTEXT, _KV_HEADS, _HEAD_DIM)
         blocks = 2 * blocks_for(megabytes) + 16 * streams + 1
-        config = UpConfig(
+        config = Settings(
             served_model_name=MODEL,
             engine=EngineConfig(
                 device="cpu", slots=streams + 2, block_tokens=_BLOCK_TOKENS, kv_blocks=blocks, host_kv_mb=0

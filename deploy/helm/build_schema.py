@@ -18,8 +18,10 @@ import yaml
 
 from deploy.helm.values_comments import CHART, read_values
 from services.common.config.router import RouterSettings
+from services.common.config.transfer import TransferConfig
+from services.common.config.tree import without_links
 from services.common.config.types import StrictModel
-from services.common.config.worker import EngineConfig, TransferConfig
+from services.common.config.worker import EngineConfig
 
 Schema = dict[str, Any]
 
@@ -29,14 +31,14 @@ WIDTH = 200
 
 # Settings that the chart makes itself, or that have no meaning in a pod.
 SET_BY_CHART: dict[type[StrictModel], set[str]] = {
-    EngineConfig: {"device_index", "kernel_cache"},
+    EngineConfig: {"kernel_cache"},
     TransferConfig: {"transfer_port", "frames_port"},
     RouterSettings: {
         *("host", "http_port", "grpc_port", "public_metrics"),
         *("admin_host", "admin_http_host", "admin_grpc_port", "admin_http_port", "request_timeout_s"),
     },
 }
-_DROPPED = ("title", "default", "format")
+_DROPPED = ("title", "default", "format", "who", "unit", "flag")
 
 
 def build() -> str:
@@ -128,8 +130,11 @@ def _plain(source: Schema, definitions: dict[str, Schema]) -> Schema:
         one = next(choice for choice in source["anyOf"] if choice.get("type") != "null")
         return _plain(one | {k: v for k, v in source.items() if k != "anyOf"}, definitions)
     plain = {key: value for key, value in source.items() if key not in (*_DROPPED, "$defs")}
+    if isinstance(plain.get("description"), str):
+        plain["description"] = without_links(plain["description"])
     if "properties" in plain:
-        plain["properties"] = {n: _plain(value, definitions) for n, value in plain["properties"].items()}
+        public = {name: value for name, value in plain["properties"].items() if "fixed" not in value}
+        plain["properties"] = {name: _plain(value, definitions) for name, value in public.items()}
     if isinstance(plain.get("items"), dict):
         plain["items"] = _plain(plain["items"], definitions)
     return plain

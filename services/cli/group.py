@@ -7,34 +7,31 @@ import os
 import secrets
 from collections.abc import Mapping
 
-from pydantic import ValidationError
-
-from services.cli import worker_file
-from services.cli.common import extras
+from services.cli.common import extras, process_configs
 from services.cli.common.become import become
-from services.cli.common.config_file import invalid
-from services.cli.up import settings
+from services.cli.common.messages import warn
+from services.cli.common.place import add_place_flags, host_of, listen_host_of, name_of
 from services.cli.up.command import require_free
-from services.common.config.cluster import GroupConfig
-from services.common.config.files import WorkerGroupFile
-from services.common.config.ports import check_port_ranges
+from services.cli.up.model_folder import model_of, require_weights
+from services.common.config import reader
+from services.common.config.cluster import ClusterConfig
+from services.common.config.reader import invalid
+from services.common.config.settings import Settings
 from services.common.config.types import Role
+from services.common.config.views import WORKER_GROUP
 from services.common.config.worker import WorkerConfig
 
 MOST_WORKERS = 16
+_ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    for role in ("prefill", "decode"):
-        parser.add_argument(
-            f"--{role}", dest=f"{role}_workers", type=int, required=True, metavar="N", help=f"{role} workers"
-        )
-    worker_file.add_config_flag(parser, WorkerGroupFile, required=True)
-    worker_file.add_place_flags(
+    for role in _ROLES:
+        parser.add_argument(f"--{role}", type=int, required=True, metavar="N", help=f"{role} workers")
+    add_place_flags(
         parser, "name of the group, unique in the cluster; its workers are NAME-prefill-0, …", "random"
     )
-    parser.add_argument("--model", metavar="DIR", help="checkpoint folder")
-    settings.add_flags(parser, only=(*worker_file.FLAGS, "worker_metrics_port"))
+    reader.add_flags(parser, WORKER_GROUP)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,70 +40,69 @@ def run(arguments: argparse.Namespace) -> int:
     extras.require("worker")
     config = group_config(arguments, os.environ)
     if config.admin_http_port:
-        require_free(config.admin_http_host, config.admin_http_port, "worker.admin_http_port")
+        require_free(config.bound_admin_http_host, config.admin_http_port, "worker.admin_http_port")
     become("services.cluster.group", config)
 
 
-def group_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> GroupConfig:
+def group_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ClusterConfig:
     """The group's configuration. Raises `BatonError(INVALID)` with one line for a wrong flag or key."""
-    counts: dict[Role, int] = {"prefill": arguments.prefill_workers, "decode": arguments.decode_workers}
+    counts = {"prefill": arguments.prefill, "decode": arguments.decode}
     if min(counts.values()) < 0 or not 1 <= sum(counts.values()) <= MOST_WORKERS:
         raise invalid(f"a group has 1 to {MOST_WORKERS} workers (--prefill and --decode)")
-    file = worker_file.load(arguments, environment, WorkerGroupFile, {"model": arguments.model})
-    _check_ports(file, sum(counts.values()))
-    host = worker_file.host_of(arguments, environment)
-    name = worker_file.name_of(arguments, environment) or f"group-{secrets.token_hex(4)}"
-    listen_host = worker_file.listen_host_of(environment)
-    common = worker_file.common(file, host, listen_host)
-    try:
-        return GroupConfig(
-            ray_address="none",
-            cluster_id="group",
-            group=name,
-            workers=tuple(_workers(common, file, name, counts)),
-            admin_http_host=listen_host or host,
-            admin_http_port=file.worker.admin_http_port,
-            restart_always=True,
-            start_timeout_s=file.start_timeout_s,
-            drain_s=file.drain_s,
-            log_level=file.log_level,
-        )
-    except ValidationError as error:
-        raise invalid(settings.first_line(error)) from None
+    settings = reader.read(WORKER_GROUP, arguments, environment, counts, warn)
+    _check_ports(settings, sum(counts.values()))
+    host, listen_host = host_of(arguments, environment), listen_host_of(environment)
+    name = name_of(arguments, environment) or f"group-{secrets.token_hex(4)}"
+    return ClusterConfig(
+        ray_address="none",
+        cluster_id="group",
+        name=name,
+        workers=tuple(_workers(settings, host, listen_host, name)),
+        host=host,
+        admin_http_host=listen_host,
+        admin_http_port=settings.worker.admin_http_port,
+        restart_always=True,
+        start_timeout_s=settings.start_timeout_s,
+        drain_s=settings.drain_s,
+        log_level=settings.log_level,
+    )
 
 
-def _workers(
-    common: worker_file.Common, file: WorkerGroupFile, group: str, counts: Mapping[Role, int]
-) -> list[WorkerConfig]:
+def _workers(settings: Settings, host: str, listen_host: str | None, group: str) -> list[WorkerConfig]:
     """The configuration of each worker, prefill first; the ports of each are one higher than those of the
     one before."""
-    first = file.worker_metrics_port
-    names = [(role, index) for role, count in counts.items() for index in range(count)]
+    folder, served_name = model_of(settings)
+    require_weights(folder, settings.engine.weights)
+    first, port = settings.worker_metrics_port, settings.worker.port
+    names = [(role, index) for role in _ROLES for index in range(settings.role_counts[role])]
     return [
-        common.worker(
-            f"{group}-{role}-{index}",
+        process_configs.worker_config(
+            settings,
             role,
+            name=f"{group}-{role}-{index}",
             group=group,
-            engine=file.engine.with_gpu_links(role, counts["prefill"], counts["decode"], file.transfer),
-            transfer=file.transfer.of_worker(place),
-            port=file.worker.port and file.worker.port + place,
+            model=str(folder),
+            served_model_name=settings.served_model_name or served_name,
+            host=host,
+            listen_host=listen_host,
+            state=process_configs.registry_of(settings, host),
+            transfer=settings.transfer.of_worker(place),
+            port=port and port + place,
             metrics_port=first and first + place,
+            canary=True,
         )
         for place, (role, index) in enumerate(names)
     ]
 
 
-def _check_ports(file: WorkerGroupFile, workers: int) -> None:
+def _check_ports(settings: Settings, workers: int) -> None:
     """Raises `BatonError(INVALID)` where ports overlap or there are too few."""
-    try:
-        check_port_ranges(
-            (
-                ("worker.admin_http_port", file.worker.admin_http_port, 1),
-                ("worker.port", file.worker.port, workers),
-                ("transfer.transfer_port", file.transfer.transfer_port, workers),
-                ("transfer.frames_port", file.transfer.frames_port, workers),
-                ("worker_metrics_port", file.worker_metrics_port, workers),
-            )
+    process_configs.check_ports(
+        (
+            ("worker.admin_http_port", settings.worker.admin_http_port, 1),
+            ("worker.port", settings.worker.port, workers),
+            ("transfer.transfer_port", settings.transfer.transfer_port, workers),
+            ("transfer.frames_port", settings.transfer.frames_port, workers),
+            ("worker_metrics_port", settings.worker_metrics_port, workers),
         )
-    except ValueError as error:
-        raise invalid(str(error)) from None
+    )

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, get_args
 from pydantic import ValidationError
 
 from baton.base.api_keys import ApiKey, KeyScope, key_hash
-from services.cli.common import config_file, extras
-from services.cli.common.config_file import first_problem, invalid, read_secret, read_shared_secret
+from services.cli.common import extras
 from services.cli.common.messages import notify
 from services.cli.status.command import console
 from services.cli.status.view import plain_table
-from services.common.config.files import KeysFile
+from services.common.config import reader
+from services.common.config.reader import first_problem, invalid
+from services.common.config.secret_files import read_secret_file
+from services.common.config.views import KEYS
 
 if TYPE_CHECKING:
     from baton.state.redis_keys import RedisKeyStore
@@ -65,7 +67,7 @@ def add_flags(parser: argparse.ArgumentParser, parser_class: type[argparse.Argum
         "sign", help="accept the keys as `list` shows them, after Redis was restored or changed otherwise"
     )
     for one in (adding, listing, revoking, signing):
-        config_file.add_flag(one, "YAML file of a router, of which state and cluster_secret_file are read")
+        reader.add_config_flag(one, "YAML file of a router, of which state and cluster_secret_file are read")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,11 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
     extras.require("state")
     commands = {"add": _adding, "list": _listing, "revoke": _revoking, "sign": _signing}
     work = commands[arguments.keys_command](arguments)
-    file = config_file.load(arguments.config, KeysFile, {})
-    secret = read_shared_secret(file.cluster_secret_file, "cluster_secret_file")
-    path = file.state.redis_url_file
-    url = file.state.redis_url if path is None else read_secret(path, "state.redis_url_file")
-    asyncio.run(_with_store(url or "", file.state.namespace, secret, work))
+    settings = reader.read(KEYS, arguments, {})
+    state, secret = settings.state, settings.cluster_secret or ""
+    asyncio.run(_with_store(state.redis_url or "", state.namespace or "", secret, work))
     return 0
 
 
@@ -122,11 +122,11 @@ def _entry(arguments: argparse.Namespace, key: str) -> ApiKey:
             expires=expires,
         )
     except ValidationError as error:
-        raise invalid(first_problem(error)) from None
+        raise invalid(first_problem(error, values=False)) from None
 
 
 def _key_of(path: str) -> str:
-    key = sys.stdin.read(1024).strip() if path == "-" else read_secret(Path(path), "--key-file")
+    key = sys.stdin.read(1024).strip() if path == "-" else read_secret_file(Path(path), "--key-file")
     if not _KEY.fullmatch(key):
         raise invalid("--key-file: a key has 32 to 512 visible ASCII characters")
     return key

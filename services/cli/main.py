@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import difflib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from baton.base.errors import BatonError, ErrorKind
 from services.cli.common import extras
@@ -22,7 +23,7 @@ from services.cli.common.messages import discard, notify
 from services.common.processes.child_process import ChildError
 
 if TYPE_CHECKING:
-    from services.common.config.up import UpConfig
+    from services.common.config.settings import Settings
 
 FAILED, REFUSED = 1, 2
 _RUN_TIME = (ErrorKind.UNAVAILABLE, ErrorKind.INTERNAL, ErrorKind.DEADLINE)
@@ -31,7 +32,21 @@ Command = Callable[[argparse.Namespace], int]
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a wrong argument in one line, without the usage text."""
+    """Reports a wrong argument in one line, without the usage text; an unknown flag with the nearest one."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 (as argparse)
+        self.flags: list[str] = []
+        super().__init__(*arguments, **options)
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:  # noqa: ANN401
+        self.flags += [name for name in names if name.startswith("--")]
+        return super().add_argument(*names, **options)
+
+    def refuse(self, unknown: str) -> NoReturn:
+        """Exits because of an argument that it does not have."""
+        near = difflib.get_close_matches(unknown.partition("=")[0], self.flags, 1, 0.7)
+        hint = f", did you mean {near[0]}?" if near else ""
+        self.error(f"unrecognized argument {unknown}{hint}")
 
     def error(self, message: str) -> NoReturn:
         self.exit(REFUSED, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
@@ -39,7 +54,9 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    arguments = _parser(argv).parse_args(argv)
+    arguments, unknown = _parser(argv).parse_known_args(argv)
+    if unknown:
+        arguments.parser.refuse(unknown[0])
     command: Command = arguments.command
     # gRPC would log connections that close at a stop.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -75,7 +92,7 @@ def _parser(argv: Sequence[str] = ()) -> Parser:
         def add(run: Command, summary: str, name: str = name) -> argparse.ArgumentParser:
             # No abbreviations of flags: a later flag could make them ambiguous.
             added = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-            added.set_defaults(command=run)
+            added.set_defaults(command=run, parser=added)
             return added
 
         COMMANDS[name](add)
@@ -135,8 +152,9 @@ def _add_fetch_model(add: Add) -> None:
 
 def _add_check(add: Add) -> None:
     from services.cli.check import command as check
+    from services.cli.check.target import add_flags
 
-    check.add_flags(add(check.run, "check that a router serves: health, models, two generations"))
+    add_flags(add(check.run, "check that a router serves: health, models, two generations"))
 
 
 def _add_drain(add: Add) -> None:
@@ -233,7 +251,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 def _cluster(
     arguments: argparse.Namespace, defaults: Mapping[str, str] | None = None
-) -> tuple[UpConfig, Path]:
+) -> tuple[Settings, Path]:
     """The configuration and the model folder. Raises BatonError where extras are missing or the settings are
     wrong."""
     from services.cli.up import settings

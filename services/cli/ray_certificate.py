@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from services.cli.common import extras
-from services.cli.common.config_file import invalid
+from services.common.config.reader import invalid
 
 # Ray's processes of a node also call each other by these.
 _LOOPBACK = ("127.0.0.1", "localhost")

@@ -12,21 +12,20 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from services.cli import worker_file
-from services.cli.common import extras
+from services.cli.common import extras, process_configs
 from services.cli.common.become import become
-from services.cli.common.config_file import first_problem, invalid
-from services.cli.up import settings
+from services.cli.common.messages import warn
+from services.cli.common.place import add_place_flags, host_of, listen_host_of, name_of
 from services.cli.up.command import require_free
 from services.cli.up.model_folder import DEMO, model_and_name
-from services.common.config.cluster import ClusterConfig, DetachedSettings, SecretFiles, SuperviseConfig
-from services.common.config.files import StateFile, SuperviseFile
-from services.common.config.ports import check_port_ranges
+from services.common.config import reader
+from services.common.config.cluster import ClusterConfig
+from services.common.config.reader import invalid
 from services.common.config.secrets import read_secret_files
-from services.common.config.state import NO_STATE, StateConfig, StateSettings
+from services.common.config.settings import Settings
+from services.common.config.state import NO_STATE, StateConfig
 from services.common.config.types import Role
+from services.common.config.views import SUPERVISE
 from services.common.config.worker import WorkerConfig
 
 # Workers of a Ray node, each with ports of its own.
@@ -37,15 +36,8 @@ _ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    worker_file.add_config_flag(parser, SuperviseFile, required=True)
-    worker_file.add_place_flags(parser, "name of the supervisor in its metrics", "supervisor")
-    parser.add_argument("--model", metavar="DIR", help="checkpoint folder on the Ray nodes")
-    for role in _ROLES:
-        parser.add_argument(
-            f"--{role}", dest=f"{role}_workers", type=int, metavar="N", help=f"{role} workers"
-        )
-    parser.add_argument("--ray-address", metavar="HOST:PORT", help="address of Ray's head node")
-    settings.add_flags(parser, only=(*worker_file.FLAGS, "worker_metrics_port"))
+    add_place_flags(parser, "name of the supervisor in its metrics", "supervisor")
+    reader.add_flags(parser, SUPERVISE)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,45 +50,33 @@ def run(arguments: argparse.Namespace) -> int:
     become("services.cluster.detached", config)
 
 
-def supervise_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> SuperviseConfig:
+def supervise_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ClusterConfig:
     """The supervisor's configuration, which has no secret. Raises `BatonError(INVALID)` with one line for a
     wrong flag or key, or a secret that cannot be read."""
-    overrides = {
-        "model": arguments.model,
-        "prefill": arguments.prefill_workers,
-        "decode": arguments.decode_workers,
-        "supervision.ray_address": arguments.ray_address,
-    }
-    file = worker_file.load(arguments, environment, SuperviseFile, overrides)
-    if not file.prefill + file.decode:
+    settings = reader.read(SUPERVISE, arguments, environment, warn=warn)
+    if not any(settings.role_counts.values()):
         raise invalid("prefill and decode are both 0")
-    if not file.supervision.on_another_ray:
-        raise invalid(f"supervision.ray_address is {file.supervision.ray_address}, not Ray's HOST:PORT")
-    _check_ports(file)
-    host = worker_file.host_of(arguments, environment)
-    worker_file.check_reachable(host)
-    secret_files = _secret_files(file)
-    try:
-        cluster = ClusterConfig(
-            ray_address=file.supervision.ray_address,
-            hang_timeout_s=file.supervision.hang_timeout_s,
-            cluster_id=cluster_id(file.state.namespace),
-            workers=tuple(_workers(file, host)),
-            detached=DetachedSettings(secret_files=secret_files),
-            restart_always=True,
-            start_timeout_s=file.start_timeout_s,
-            drain_s=file.drain_s - min(_LEAVE_S, _LEAVE_SHARE * file.drain_s),
-            log_level=file.log_level,
-        )
-        return SuperviseConfig(
-            cluster=cluster,
-            name=worker_file.name_of(arguments, environment) or "supervisor",
-            host=host,
-            admin_http_host=worker_file.listen_host_of(environment),
-            admin_http_port=file.worker.admin_http_port,
-        )
-    except ValidationError as error:
-        raise invalid(first_problem(error)) from None
+    supervision = settings.supervision
+    if not supervision.on_another_ray:
+        raise invalid(f"supervision.ray_address is {supervision.ray_address}, not Ray's HOST:PORT")
+    _check_ports(settings)
+    host = host_of(arguments, environment)
+    process_configs.check_reachable(host)
+    return ClusterConfig(
+        ray_address=supervision.ray_address,
+        hang_timeout_s=supervision.hang_timeout_s,
+        cluster_id=cluster_id(settings.state.namespace or ""),
+        workers=tuple(_workers(settings, host)),
+        secret_files=_secret_files(settings),
+        restart_always=True,
+        start_timeout_s=settings.start_timeout_s,
+        drain_s=settings.drain_s - min(_LEAVE_S, _LEAVE_SHARE * settings.drain_s),
+        log_level=settings.log_level,
+        name=name_of(arguments, environment) or "supervisor",
+        host=host,
+        admin_http_host=listen_host_of(environment),
+        admin_http_port=settings.worker.admin_http_port,
+    )
 
 
 def cluster_id(namespace: str) -> str:
@@ -105,61 +85,58 @@ def cluster_id(namespace: str) -> str:
     return f"{readable}-{hashlib.sha256(namespace.encode()).hexdigest()[:8]}"
 
 
-def _workers(file: SuperviseFile, host: str) -> list[WorkerConfig]:
+def _workers(settings: Settings, host: str) -> list[WorkerConfig]:
     """The configuration of each worker, prefill first, as it is at the first place of its Ray node, which
     adds name and address."""
-    model, name = model_and_name(DEMO) if file.model == DEMO else (Path(file.model), Path(file.model).name)
-    served_name = file.served_model_name or name
-    common = worker_file.Common(file, host, model, served_name, _state(file.state), "", "")
-    counts = {"prefill": file.prefill, "decode": file.decode}
-    engines = {role: file.engine_for(role) for role in counts}  # type: ignore[arg-type]
+    given = settings.model or DEMO
+    folder, name = model_and_name(given) if given == DEMO else (Path(given), Path(given).name)
     return [
-        common.worker(
-            f"{role}-{index}",
+        process_configs.worker_config(
+            settings,
             role,
-            engine=engines[role].with_gpu_links(role, file.prefill, file.decode, file.transfer),
-            port=file.worker.port,
-            metrics_port=file.worker_metrics_port,
+            name=f"{role}-{index}",
+            model=str(folder),
+            served_model_name=settings.served_model_name or name,
+            host=host,
+            state=_state(settings.state),
+            port=settings.worker.port,
+            metrics_port=settings.worker_metrics_port,
+            canary=True,
         )
         for role in _ROLES
-        for index in range(counts[role])
+        for index in range(settings.role_counts[role])
     ]
 
 
-def _state(file: StateFile) -> StateConfig:
-    if file.redis_url == NO_STATE:
+def _state(state: StateConfig) -> StateConfig:
+    if state.redis_url == NO_STATE:
         raise invalid(f"state.redis_url: routers find workers in Redis, so it cannot be {NO_STATE}")
-    if file.redis_url is not None:
-        settings.check_redis_url(StateSettings(redis_url=file.redis_url))
-        if "@" in file.redis_url or "?" in file.redis_url:
+    if state.redis_url is not None:
+        process_configs.check_redis_url(state)
+        if "@" in state.redis_url or "?" in state.redis_url:
             raise invalid("state.redis_url may hold credentials, which Ray would keep: use redis_url_file")
-    return StateConfig(
-        redis_url=file.redis_url or "", redis_url_file=file.redis_url_file, namespace=file.namespace
-    )
+    return state.model_copy(update={"redis_url": state.redis_url or ""})
 
 
-def _secret_files(file: SuperviseFile) -> SecretFiles:
+def _secret_files(settings: Settings) -> dict[str, Path]:
     """The files, whose secrets can be read here; workers read them on their own nodes."""
-    files = SecretFiles(
-        cluster_secret=file.cluster_secret_file.absolute(),
-        prefix_secret=file.prefix_secret_file and file.prefix_secret_file.absolute(),
-        redis_url=file.state.redis_url_file and file.state.redis_url_file.absolute(),
-    )
-    secrets = read_secret_files(files)
-    if secrets.redis_url:
-        settings.check_redis_url(StateSettings(redis_url=secrets.redis_url))
+    named = {
+        "cluster_secret": settings.cluster_secret_file,
+        "prefix_secret": settings.prefix_secret_file,
+        "redis_url": settings.state.redis_url_file,
+    }
+    files = {name: path.absolute() for name, path in named.items() if path is not None}
+    url = read_secret_files(files).get("redis_url")
+    process_configs.check_redis_url(StateConfig(redis_url=url))
     return files
 
 
-def _check_ports(file: SuperviseFile) -> None:
+def _check_ports(settings: Settings) -> None:
     """Raises `BatonError(INVALID)` where the ports of a Ray node's workers overlap or are too few."""
     first = (
-        ("worker.port", file.worker.port),
-        ("transfer.transfer_port", file.transfer.transfer_port),
-        ("transfer.frames_port", file.transfer.frames_port),
-        ("worker_metrics_port", file.worker_metrics_port),
+        ("worker.port", settings.worker.port),
+        ("transfer.transfer_port", settings.transfer.transfer_port),
+        ("transfer.frames_port", settings.transfer.frames_port),
+        ("worker_metrics_port", settings.worker_metrics_port),
     )
-    try:
-        check_port_ranges([(name, port, _MOST_PLACES) for name, port in first])
-    except ValueError as error:
-        raise invalid(str(error)) from None
+    process_configs.check_ports((name, port, _MOST_PLACES) for name, port in first)

@@ -8,25 +8,31 @@ import os
 import secrets
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from baton.base.python_module import python_module
 from baton.device.kernel_files.manifest import SHIPPED_VARIABLE, KernelManifest
-from services.cli.common import config_file, extras
-from services.cli.common.config_file import invalid
+from services.cli.common import extras, process_configs
 from services.cli.common.messages import write_line
 from services.cli.up.model_folder import model_and_name, require_weights
-from services.common.config.kernels import KernelsFile, WarmedWorker
-from services.common.config.worker import TransferConfig, WorkerConfig
+from services.common.config import reader
+from services.common.config.reader import invalid, nearest
+from services.common.config.transfer import TransferConfig
+from services.common.config.views import KERNELS
+from services.common.config.worker import WorkerConfig
 from services.common.processes.child_process import Child
 
 _WORKER = python_module("services.worker")
 _STOP_S = 30.0
+_START_S = 1800.0  # longest time that one worker may take
+_KEYS = ("workers", "start_timeout_s")
 _ASK_S = 120.0  # Torch is imported, and a driver initialised.
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    config_file.add_flag(parser, "YAML file of workers: model, role, engine")
+    reader.add_config_flag(parser, "YAML file of workers: model, role, engine")
     parser.add_argument(
         "--out",
         type=Path,
@@ -43,12 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
     one ends.
     """
     extras.require("worker")
-    config = config_file.load(arguments.config, KernelsFile, {})
     out: Path = arguments.out.absolute()
-    manifest = kernels_here(config.workers[0].engine.device_index or 0)
+    workers = workers_of(arguments.config, out)
+    manifest = kernels_here(0)
     # Else workers would copy what they should compile.
     os.environ.pop(SHIPPED_VARIABLE, None)
-    asyncio.run(_warm(config, out))
+    asyncio.run(_warm(workers, out))
     manifest.write(out)
     return 0
 
@@ -63,31 +69,48 @@ def kernels_here(gpu: int) -> KernelManifest:
     return KernelManifest.parse(done.stdout)
 
 
-async def _warm(config: KernelsFile, out: Path) -> None:
-    for index, warmed in enumerate(config.workers):
-        worker = _worker(f"warm-{index}", warmed, out)
+async def _warm(workers: Sequence[WorkerConfig], out: Path) -> None:
+    for worker in workers:
         child = await Child.start(worker.name, _WORKER, worker.model_dump_json())
         try:
-            await child.ready(config.start_timeout_s)
+            await child.ready(worker.start_timeout_s)
         finally:
             await child.stop(asyncio.get_running_loop().time() + _STOP_S)
-        write_line(sys.stdout, f"{warmed.model} {warmed.role}: {_files(out)} files")
+        write_line(sys.stdout, f"{worker.served_model_name} {worker.role}: {_files(out)} files")
 
 
 def _files(folder: Path) -> int:
     return sum(1 for path in folder.rglob("*") if path.is_file())
 
 
-def _worker(name: str, warmed: WarmedWorker, out: Path) -> WorkerConfig:
-    folder, _ = model_and_name(warmed.model)
+def workers_of(file: Path, out: Path) -> list[WorkerConfig]:
+    """The workers of a file, with random weights and the kernel cache `out`. Each entry of `workers` has a
+    `role`, a `model`, whose folder needs no weights, and the `engine` settings of workers that will use the
+    kernels. Raises `BatonError(INVALID)`."""
+    values = reader.read_yaml(file)
+    entries, timeout_s = values.pop("workers", None), values.pop("start_timeout_s", _START_S)
+    if values:
+        raise invalid(f"unknown key {next(iter(values))}{nearest(next(iter(values)), _KEYS)}")
+    if not isinstance(entries, list) or not entries or not all(isinstance(one, dict) for one in entries):
+        raise invalid(f"{file}: workers must be a list of mappings, with model, role and engine")
+    return [_worker(index, dict(entry), out, timeout_s) for index, entry in enumerate(entries)]
+
+
+def _worker(index: int, entry: dict[str, Any], out: Path, timeout_s: float) -> WorkerConfig:
+    role = entry.pop("role", None)
+    settings = reader.read_values(KERNELS, entry)
+    folder, _ = model_and_name(settings.model or "")
     require_weights(folder, "random")
-    return WorkerConfig(
-        name=name,
-        role=warmed.role,
+    return process_configs.worker_config(
+        settings,
+        role,
+        name=f"warm-{index}",
         model=str(folder),
+        served_model_name=settings.model,
         metrics_port=None,
-        engine=warmed.engine.model_copy(update={"weights": "random", "kernel_cache": str(out)}),
+        engine=settings.engine.model_copy(update={"weights": "random", "kernel_cache": str(out)}),
         transfer=TransferConfig(transport="grpc"),
         cluster_secret=secrets.token_hex(32),
+        start_timeout_s=timeout_s,
         drain_s=0,
     )

@@ -6,34 +6,27 @@ import argparse
 import os
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
-
-from baton.base.cluster_auth import SECRET_VARIABLE, prefix_secret
+from baton.base.cluster_auth import SECRET_VARIABLE
 from baton.engine.model.source import resolve_model
-from services.cli import worker_file
-from services.cli.common import extras
+from services.cli.common import extras, process_configs
 from services.cli.common.become import become
-from services.cli.common.config_file import invalid
-from services.cli.up import settings
+from services.cli.common.messages import warn
+from services.cli.common.place import add_place_flags, host_of, listen_host_of, name_of
 from services.cli.up.command import require_free
 from services.cli.up.local_cluster import ROLES
-from services.cli.up.model_folder import DEMO, model_and_name, require_weights
-from services.common.config.files import WorkerFile
-from services.common.config.state import NO_STATE, StateConfig, StateSettings
-from services.common.config.up import UpConfig
+from services.cli.up.model_folder import DEMO, model_of, require_weights
+from services.common.config import reader
+from services.common.config.reader import invalid
+from services.common.config.settings import Settings
+from services.common.config.state import StateConfig
+from services.common.config.views import WORKER, WORKER_WITH_FILE
 from services.common.config.worker import WorkerConfig
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", choices=ROLES, required=True, help="what the worker does")
-    parser.add_argument("--model", metavar="DIR", help=f"checkpoint folder, or {DEMO}; required without FILE")
-    worker_file.add_config_flag(parser, WorkerFile, required=False)
-    worker_file.add_place_flags(
-        parser, "unique name in the cluster", "the role, with --redis-url plus random digits"
-    )
+    add_place_flags(parser, "unique name in the cluster", "the role, with --redis-url plus random digits")
     parser.add_argument(
         "--port", help="gRPC port (default 0: any free port, reported in the ready line on stdout)"
     )
@@ -45,7 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--admin-http-port", help="port of /health, /ready and /metrics (default: none without FILE)"
     )
-    settings.add_flags(parser, only=(*worker_file.FLAGS, "prefix_secret"))
+    reader.add_flags(parser, WORKER, file=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,84 +68,33 @@ def require_free_ports(config: WorkerConfig) -> None:
 
 def worker_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> WorkerConfig:
     """The worker's configuration. Raises `BatonError(INVALID)` with one line for a wrong flag or key."""
-    if arguments.config is not None:
-        return _from_file(arguments, environment)
-    if arguments.model is None:
-        raise invalid("a worker needs --model or --config")
-    return _from_flags(arguments, environment)
-
-
-def _from_file(arguments: argparse.Namespace, environment: Mapping[str, str]) -> WorkerConfig:
-    if arguments.prefix_secret is not None:
-        raise invalid("with --config the prefix secret is in a file, prefix_secret_file")
-    del arguments.prefix_secret  # its variable is for a worker without a file
-    overrides = {
-        "model": arguments.model,
-        "worker.port": arguments.port,
-        "worker.admin_http_port": arguments.admin_http_port,
-    }
-    file = worker_file.load(arguments, environment, WorkerFile, overrides)
-    host, listen_host = worker_file.host_of(arguments, environment), worker_file.listen_host_of(environment)
-    common = worker_file.common(file, host, listen_host)
-    return common.worker(
-        worker_file.name_of(arguments, environment) or default_name(arguments.role, common.state),
+    view = WORKER if arguments.config is None else WORKER_WITH_FILE
+    given = {"worker.port": arguments.port, "worker.admin_http_port": arguments.admin_http_port}
+    settings = reader.read(view, arguments, environment, given, warn)
+    host = host_of(arguments, environment)
+    state = process_configs.registry_of(settings, host)
+    probed = arguments.config is not None or arguments.admin_http_port is not None
+    return process_configs.worker_config(
+        settings,
         arguments.role,
-        engine=file.engine.with_gpu_links(arguments.role, 1, 1, file.transfer),
-        port=file.worker.port,
-        metrics_port=arguments.metrics_port,
-        admin_http_port=file.worker.admin_http_port,
+        name=name_of(arguments, environment) or default_name(arguments.role, state),
+        host=host,
+        listen_host=listen_host_of(environment),
+        state=state,
+        port=settings.worker.port,
+        metrics_port=arguments.metrics_port or (0 if arguments.config is None else None),
+        admin_http_port=settings.worker.admin_http_port if probed else None,
+        canary=probed,
+        **_model(settings, from_file=arguments.config is not None),
     )
 
 
-def _from_flags(arguments: argparse.Namespace, environment: Mapping[str, str]) -> WorkerConfig:
-    values: dict[str, Any] = {}
-    settings.take_flags(values, arguments, environment)
-    host = worker_file.host_of(arguments, environment)
-    try:
-        common = settings.with_cluster_secret(UpConfig.model_validate(values))
-        state = state_config(common.state, host)
-        model, served_name = arguments.model, common.served_model_name
-        if model == DEMO and not Path(model).is_dir():
-            model, name = model_and_name(model)
-            served_name = served_name or name
-        return WorkerConfig(
-            name=worker_file.name_of(arguments, environment) or default_name(arguments.role, state),
-            role=arguments.role,
-            model=str(model),
-            host=host,
-            listen_host=worker_file.listen_host_of(environment),
-            port=arguments.port or 0,
-            metrics_port=arguments.metrics_port or 0,
-            admin_http_port=arguments.admin_http_port,
-            canary=arguments.admin_http_port is not None,
-            served_model_name=served_name,
-            engine=common.engine_of(arguments.role),
-            transfer=common.transfer,
-            state=state,
-            prefix_secret=_prefix_secret(common),
-            cluster_secret=common.cluster_secret or "",
-            tracing=common.tracing,
-            log_level=common.log_level,
-        )
-    except ValidationError as error:
-        raise invalid(settings.first_line(error)) from None
-
-
-def _prefix_secret(common: UpConfig) -> str:
-    """The configured prefix secret, else the one derived from the cluster secret, as in `baton up`."""
-    derived = prefix_secret(common.cluster_secret) if common.cluster_secret else ""
-    return common.prefix_secret or derived
-
-
-def state_config(given: StateSettings, host: str) -> StateConfig | None:
-    """The registry that the worker joins, if `--redis-url` is set."""
-    if given.redis_url is None or given.redis_url == NO_STATE:
-        return None
-    settings.check_redis_url(given)
-    if given.namespace is None:
-        raise invalid("--redis-url needs --redis-namespace, the namespace of the cluster to join")
-    worker_file.check_reachable(host)
-    return StateConfig(redis_url=given.redis_url, namespace=given.namespace)
+def _model(settings: Settings, *, from_file: bool) -> dict[str, str | None]:
+    """Model and its name; without a file a hub id, too, which `run` resolves."""
+    if not from_file and settings.model != DEMO:
+        return {"model": settings.model}
+    folder, name = model_of(settings)
+    return {"model": str(folder), "served_model_name": settings.served_model_name or name}
 
 
 def default_name(role: str, state: StateConfig | None) -> str:

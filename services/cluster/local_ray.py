@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import secrets
@@ -26,7 +27,7 @@ from pathlib import Path
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.base.python_module import SAFE_PATH, python_module
-from services.common.config.secrets import VARIABLES, Secrets
+from services.common.config.secrets import VARIABLES
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; Baton stores no objects in it
 STARTED = "Ray runtime started"
@@ -96,9 +97,9 @@ class LocalRay:
             await asyncio.sleep(_POLL_S)
         return f"{_node_address(log)}:{self.port}"
 
-    def write_secrets(self, shared: Secrets) -> Path:
+    def write_secrets(self, shared: Mapping[str, str]) -> Path:
         """Writes the cluster's secrets to a private file in the node's folder and returns its path."""
-        return _private_file(self.folder / "secrets", shared.model_dump_json())
+        return _private_file(self.folder / "secrets", json.dumps(dict(shared)))
 
     def lost(self) -> bool:
         """Whether the node has ended unexpectedly."""

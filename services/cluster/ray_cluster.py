@@ -144,7 +144,7 @@ class RayCluster:
             update={
                 "workers": tuple(without_secrets(worker) for worker in config.workers),
                 "secrets_file": self._local.write_secrets(secrets) if self._local else config.secrets_file,
-                "secret_names": tuple(secrets.given),
+                "secret_names": tuple(secrets),
             }
         )
 

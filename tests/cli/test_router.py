@@ -116,11 +116,14 @@ def test_flags_over_environment_over_file(file: Path) -> None:
     [
         ({"engine": {}}, "unknown key engine"),
         ({"model": "nowhere"}, "model nowhere: no such folder"),
-        ({"model": None}, "model: input should be a valid string"),
-        ({"state": {"namespace": "ours"}}, "state needs one of redis_url and redis_url_file"),
+        ({"model": None}, "model (--model) is missing: baton router needs it"),
+        (
+            {"state": {"namespace": "ours"}},
+            "state.redis_url (--redis-url) or state.redis_url_file is missing",
+        ),
         ({"state": {"namespace": "ours", "redis_url": "none"}}, "a router finds its workers in Redis"),
         ({"cluster_secret_file": "/nowhere/secret"}, "cannot read cluster_secret_file /nowhere/secret"),
-        ({"router": {"http_port": "a word"}}, "router.http_port: input should be a valid integer"),
+        ({"router": {"http_port": "a"}}, "router.http_port (--http-port) is 'a': input should be a valid"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -130,7 +133,6 @@ def test_a_mistake_is_one_line(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert message in lines[0]
-    assert "a word" not in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import yaml
 
 from services.cli.main import _parser, main
 from services.cli.supervise import cluster_id, supervise_config
-from services.common.config.cluster import SuperviseConfig
+from services.common.config.cluster import ClusterConfig
 
 
 def written(folder: Path, **changes: Any) -> Path:
@@ -28,7 +28,7 @@ def written(folder: Path, **changes: Any) -> Path:
     return folder / "supervisor.yaml"
 
 
-def loaded(file: Path, **variables: str) -> SuperviseConfig:
+def loaded(file: Path, **variables: str) -> ClusterConfig:
     arguments = _parser().parse_args(["supervise", "--config", str(file)])
     return supervise_config(arguments, {"BATON_HOST": "10.0.0.9", "BATON_NAME": "pod", **variables})
 
@@ -36,12 +36,12 @@ def loaded(file: Path, **variables: str) -> SuperviseConfig:
 def test_roles_have_engines_of_their_own_and_no_secret(tmp_path: Path) -> None:
     roles = {"prefill": {"chunk_tokens": 512}, "decode": {"slots": 64, "block_tokens": 32}}
     config = loaded(written(tmp_path, engine={"block_tokens": 16}, engine_of_role=roles))
-    workers = {worker.name: worker for worker in config.cluster.workers}
+    workers = {worker.name: worker for worker in config.workers}
     assert list(workers) == ["prefill-0", "decode-0", "decode-1"]
     assert (workers["prefill-0"].engine.chunk_tokens, workers["prefill-0"].engine.block_tokens) == (512, 16)
     assert (workers["decode-1"].engine.slots, workers["decode-1"].engine.block_tokens) == (64, 32)
     assert "a-secret-of-sixteen" not in config.model_dump_json()
-    assert all(worker.drain_s < config.cluster.drain_s < 600 for worker in workers.values())
+    assert all(worker.drain_s < config.drain_s < 600 for worker in workers.values())
     assert (config.host, config.bound_admin_http_host, config.name) == ("10.0.0.9", "10.0.0.9", "pod")
 
 

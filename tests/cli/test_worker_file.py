@@ -11,10 +11,10 @@ import pytest
 
 from baton.base.errors import BatonError
 from services.cli import group, worker
+from services.cli.common.process_configs import request_drain_s
 from services.cli.main import main
 from services.cli.up.model_folder import demo_folder
-from services.cli.worker_file import request_drain_s
-from services.common.config.cluster import GroupConfig
+from services.common.config.cluster import ClusterConfig
 from services.common.config.worker import WorkerConfig
 
 SECRET = "the hidden secret of a cluster"
@@ -51,7 +51,7 @@ def worker_of(file: Path, *flags: str, role: str = "decode", **environment: str)
     return worker.worker_config(arguments, environment)
 
 
-def group_of(file: Path, *flags: str, prefill: int = 1, decode: int = 2, **environment: str) -> GroupConfig:
+def group_of(file: Path, *flags: str, prefill: int = 1, decode: int = 2, **environment: str) -> ClusterConfig:
     parser = argparse.ArgumentParser()
     group.add_flags(parser)
     counts = ["--prefill", str(prefill), "--decode", str(decode)]
@@ -92,7 +92,7 @@ def test_ports_may_be_bound_to_other_addresses_than_the_one_that_is_registered(f
     assert (alone.host, alone.bound_host) == ("10.1.2.3", "::")
     assert worker_of(file, BATON_HOST="10.1.2.3", BATON_LISTEN_HOST="").bound_host == "10.1.2.3"
     group = group_of(file, BATON_HOST="10.1.2.3", BATON_LISTEN_HOST="::")
-    assert group.admin_http_host == "::"
+    assert group.bound_admin_http_host == "::"
     assert {(one.host, one.bound_host) for one in group.workers} == {("10.1.2.3", "::")}
 
 
@@ -109,7 +109,9 @@ def test_flags_before_variables_before_the_file(folder: Path) -> None:
 
 
 def test_without_a_prefix_secret_it_is_derived_as_everywhere(folder: Path) -> None:
-    config = worker_of(write(folder, prefix_secret_file=None), BATON_PREFIX_SECRET="not read beside a file")
+    config = worker_of(write(folder, prefix_secret_file=None))
+    given = worker_of(write(folder), BATON_PREFIX_SECRET="a variable goes before the file")
+    assert given.prefix_secret == "a variable goes before the file"
     assert config.prefix_secret == worker_of(write(folder, prefix_secret_file=None)).prefix_secret
     assert len(config.prefix_secret) >= 16
     assert config.prefix_secret not in (SECRET, HASHING)
@@ -121,13 +123,16 @@ def test_without_a_prefix_secret_it_is_derived_as_everywhere(folder: Path) -> No
         ({"router": {}}, (), "unknown key router"),
         ({"worker": {"ports": 1}}, (), "unknown key worker.ports"),
         ({"worker_metrics_port": 1}, (), "unknown key worker_metrics_port"),
-        ({"state": None}, (), "state is missing"),
-        ({"state": {"namespace": "n"}}, (), "state needs one of redis_url and redis_url_file"),
+        ({"state": None}, (), "state.namespace (--redis-namespace) is missing: baton worker needs it"),
+        (
+            {"state": {"namespace": "n"}},
+            (),
+            "state.redis_url (--redis-url) or state.redis_url_file is missing",
+        ),
         ({"state": {"namespace": "n", "redis_url": f"http://:{SECRET}@h"}}, (), "the URL of Redis"),
         ({"cluster_secret_file": "/nowhere/secret"}, (), "cannot read cluster_secret_file /nowhere/secret"),
         ({"model": "/nowhere"}, (), "model /nowhere: no such folder"),
         ({}, ("--host", "0.0.0.0"), "--host 0.0.0.0 is not an address that routers can reach"),
-        ({}, ("--prefix-secret", SECRET), "with --config the prefix secret is in a file"),
         ({}, ("--name", "two words"), "name is 'two words'"),
     ],
 )
@@ -145,7 +150,7 @@ def test_wrong_files_are_refused_in_one_line(
 
 def test_a_worker_needs_a_model_or_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["worker", "--role", "decode"]) == 2
-    assert "a worker needs --model or --config" in capsys.readouterr().err
+    assert "model (--model) is missing: baton worker needs it" in capsys.readouterr().err
 
 
 def test_flags_alone_take_host_and_name_from_variables_too() -> None:
@@ -166,7 +171,7 @@ def test_a_group_counts_names_and_ports_over_its_workers(folder: Path) -> None:
         worker_metrics_port=9400,
     )
     config = group_of(file, BATON_HOST="10.1.2.3", BATON_NAME="chat-0")
-    assert (config.group, config.admin_http_host, config.admin_http_port) == ("chat-0", "10.1.2.3", 8001)
+    assert (config.name, config.bound_admin_http_host, config.admin_http_port) == ("chat-0", "10.1.2.3", 8001)
     assert (config.drain_s, config.restart_always, config.ray_address) == (20, True, "none")
     found = [
         (one.name, one.role, one.port, one.transfer.transfer_port, one.transfer.frames_port, one.metrics_port)
@@ -189,7 +194,7 @@ def test_a_group_reserves_memory_for_its_links(folder: Path) -> None:
 
 def test_groups_without_a_name_have_different_ones(folder: Path) -> None:
     file = write(folder)
-    assert group_of(file).group != group_of(file).group
+    assert group_of(file).name != group_of(file).name
     assert {one.port for one in group_of(file).workers} == {0}, "any free port, for each of them"
 
 

@@ -17,14 +17,14 @@ from baton.base.errors import BatonError, ErrorKind
 from services.cli.common.messages import notify
 from services.cli.up.command import up
 from services.cli.up.local_cluster import Programs
-from services.common.config.up import UpConfig
+from services.common.config.settings import Settings
 from services.common.processes.child_process import ChildError
 
 DEFAULTS = {"router": {"http_port": 0, "grpc_port": 0}, "supervision": {"ray_address": "none"}}
 FAKE = str(Path(__file__).with_name("fake_child.py"))
 
 
-def command_named(name: str) -> Callable[[UpConfig, Path, Programs], Coroutine[Any, Any, int]]:
+def command_named(name: str) -> Callable[[Settings, Path, Programs], Coroutine[Any, Any, int]]:
     if name == "up":
         return up
     from services.cli.demo.command import demo  # a third of the imports, of which `up` needs none
@@ -38,7 +38,7 @@ def main() -> int:
         worker=(sys.executable, FAKE, "worker", *traits.get("worker", ())),
         router=(sys.executable, FAKE, "router", *traits.get("router", ())),
     )
-    config = UpConfig.model_validate(DEFAULTS | settings)
+    config = Settings.model_validate(DEFAULTS | settings)
     try:
         return asyncio.run(command_named(command)(config, Path(tempfile.gettempdir()), programs))
     except BatonError as error:

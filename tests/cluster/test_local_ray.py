@@ -16,7 +16,7 @@ import pytest
 
 from services.cluster import local_ray
 from services.cluster.local_ray import LocalRay, free_ports
-from services.common.config.secrets import Secrets, read_secrets
+from services.common.config.reader import read_secrets
 from services.common.processes.process_tree import descendants
 
 # What Ray does to its folder, and the address that it prints.
@@ -90,15 +90,15 @@ async def test_no_other_user_can_replace_what_is_private() -> None:
 
 @pytest.mark.usefixtures("fake_ray")
 async def test_secrets_are_in_a_private_file_and_in_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = Secrets(prefix_secret="canary-in-the-environment")
-    monkeypatch.setenv("BATON_PREFIX_SECRET", shared.prefix_secret)
+    shared = {"prefix_secret": "canary-in-the-environment"}
+    monkeypatch.setenv("BATON_PREFIX_SECRET", shared["prefix_secret"])
     ray = LocalRay.start({}, prestarted=1, gpus=0)
     try:
         await ray.address()
         below = [pid for pid in descendants(os.getpid()) if FAKE_RAY in command_line(pid)]
         assert len(below) == 2, "reaper and fake Ray"
         for pid in below:
-            assert shared.prefix_secret.encode() not in environment(pid)
+            assert shared["prefix_secret"].encode() not in environment(pid)
             assert b"RAY_AUTH_TOKEN_PATH" in environment(pid)
         file = ray.write_secrets(shared)
         assert (mode(file), file.parent) == (0o600, ray.folder)

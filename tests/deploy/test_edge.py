@@ -28,8 +28,8 @@ def test_https_is_at_its_own_port(tls: bool, given: int, port: int) -> None:
     assert rendered.one("Service")["spec"]["ports"][0]["port"] == port
     scheme = "https" if tls else "http"
     assert f"{scheme}://demo-baton.llm:{port}/v1" in rendered.notes
-    config = rendered.one("ConfigMap", "demo-baton-test")["data"]["test.yaml"]
-    assert f"{scheme}://demo-baton:{port}" in config
+    (container,) = rendered.pods()["demo-baton-test"]["containers"]
+    assert f"--http={scheme}://demo-baton:{port}" in container["command"]
 
 
 def test_nginx_passes_streams_on_waits_as_long_as_routers_do_and_leaves_bodies_to_them() -> None:

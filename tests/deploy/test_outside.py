@@ -79,15 +79,16 @@ def test_helm_test_makes_a_generation() -> None:
     pod = rendered.one("Pod", "demo-baton-test")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     assert pod["spec"]["restartPolicy"] == "Never"
-    assert pod["spec"]["containers"][0]["command"] == ["baton", "check", "--config", "/etc/baton/test.yaml"]
-    assert rendered.config("test") == {
-        "http": "https://demo-baton:443",
-        "grpc": "demo-baton:50051",
-        "model": "baton-demo",
-        "timeout_s": 120,
-        "api_keys_file": "/run/baton/secrets/api-keys",
-        "tls": {"ca_file": "/run/baton/tls/public/ca.crt"},
-    }
+    assert pod["spec"]["containers"][0]["command"] == [
+        "baton",
+        "check",
+        "--http=https://demo-baton:443",
+        "--grpc=demo-baton:50051",
+        "--model=baton-demo",
+        "--timeout-s=120",
+        "--api-keys-file=/run/baton/secrets/api-keys",
+        "--ca-file=/run/baton/tls/public/ca.crt",
+    ]
 
 
 def test_notes_have_commands_for_what_was_installed() -> None:

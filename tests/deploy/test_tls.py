@@ -53,7 +53,8 @@ def test_public_certificate_has_the_services_names() -> None:
 def test_public_certificate_of_an_authority_outside_has_no_names_of_services() -> None:
     rendered = case("production")
     assert rendered.one("Certificate", "demo-baton-public")["spec"]["dnsNames"] == ["llm.example.com"]
-    assert rendered.config("test")["tls"]["server_name"] == "llm.example.com"
+    (test,) = rendered.pods()["demo-baton-test"]["containers"]
+    assert "--server-name=llm.example.com" in test["command"]
 
 
 def test_configurations_name_the_files() -> None:
@@ -74,7 +75,8 @@ def test_clients_authority_and_the_tests_own_certificate() -> None:
     sources = _volume(rendered.pods()["demo-baton-router"], "public-tls")["projected"]["sources"]
     assert {source["secret"]["name"] for source in sources} == {"public-tls", "client-ca"}
     assert _volume(rendered.pods()["demo-baton-test"], "public-tls")["secret"]["secretName"] == "test-client"
-    assert rendered.config("test")["tls"]["cert_file"] == "/run/baton/tls/public/tls.crt"
+    (test,) = rendered.pods()["demo-baton-test"]["containers"]
+    assert "--cert-file=/run/baton/tls/public/tls.crt" in test["command"]
 
 
 def test_the_test_never_gets_the_routers_key() -> None:

@@ -32,7 +32,7 @@ COMMANDS: dict[tuple[str, ...], tuple[int, str]] = {
     ("baton", "keys", "list", "--config", "no-file"): (2, "pip install 'baton-serve[state]'"),
     ("baton", "audit", "verify", "no-file"): (2, "no-file"),
     ("baton", "router", "--config", "f"): (2, "pip install 'baton-serve[router]'"),
-    ("baton", "check", "--config", "no-file"): (2, "cannot read no-file"),
+    ("baton", "check", "--http", "no-url", "--grpc", "a:1", "--model", "m"): (2, "--http must be a URL"),
     ("baton", "fetch-model", "--config", "no-file"): (2, "cannot read no-file"),
     ("baton", "status", NOWHERE): (1, f"no answer from {NOWHERE}"),
     ("baton", "top", "--once", NOWHERE): (1, f"no answer from {NOWHERE}"),

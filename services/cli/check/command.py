@@ -16,11 +16,11 @@ from baton.client import Client
 from baton.client.channel import OPTIONS
 from baton.client.responses import to_error
 from services.cli.check.http_api import HttpApi
-from services.cli.check.tls import client_tls, http_context
-from services.cli.common import config_file
-from services.cli.common.config_file import invalid, keys_of, read_secret
+from services.cli.check.target import Target, target_of
+from services.cli.check.tls import http_context, usable
 from services.cli.common.messages import write_line
-from services.common.config.check import CheckFile
+from services.common.config.reader import invalid
+from services.common.config.secret_files import read_secret_file
 
 _TOKENS = 8
 _PROMPT = "Hello"
@@ -31,19 +31,14 @@ _ATTEMPT_S = 60.0
 Step = Callable[[float], str]
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    config_file.add_flag(parser, "YAML file of settings, see below")
-    parser.epilog = "Keys of FILE: " + ", ".join(keys_of(CheckFile)) + "."
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Checks one thing after the other and writes a line for each to stdout.
 
     Raises `BatonError(UNAVAILABLE)` with what did not succeed within `timeout_s`.
     """
-    config = config_file.load(arguments.config, CheckFile, {})
-    check = Check(config)
-    deadline = time.monotonic() + config.timeout_s
+    target = target_of(arguments)
+    check = Check(target)
+    deadline = time.monotonic() + target.timeout_s
     for name, step in check.steps.items():
         write_line(sys.stdout, f"{name}: {_until(name, step, deadline)}")
     return 0
@@ -69,15 +64,13 @@ def _until(name: str, step: Step, deadline: float) -> str:
 class Check:
     """The steps, each of which takes its deadline in monotonic seconds and returns what it has found."""
 
-    def __init__(self, config: CheckFile) -> None:
+    def __init__(self, target: Target) -> None:
         """Raises `BatonError(INVALID)` where a file is unusable."""
-        self._config = config
-        self._key = _first_key(config.api_keys_file) if config.api_keys_file else None
-        tls = config.tls if config.uses_tls else None
-        self._tls = client_tls(tls) if tls else None
-        self._http = HttpApi(
-            config.http, self._key, http_context(tls) if tls else None, config.tls.server_name
-        )
+        self._target = target
+        self._key = _first_key(target.api_keys_file) if target.api_keys_file else None
+        self._tls = usable(target.tls) if target.uses_tls else None
+        context = http_context(self._tls) if self._tls else None
+        self._http = HttpApi(target.http, self._key, context, target.tls.server_name)
 
     @property
     def steps(self) -> dict[str, Step]:
@@ -97,11 +90,11 @@ class Check:
     def _models(self, deadline: float) -> str:
         listed = self._http.get("/v1/models", deadline)
         names = [model.get("id") for model in listed.get("data", ()) if isinstance(model, dict)]
-        if self._config.model not in names:
+        if self._target.model not in names:
             raise BatonError(
-                ErrorKind.NOT_FOUND, f"{self._config.model} is not served, but {', '.join(map(str, names))}"
+                ErrorKind.NOT_FOUND, f"{self._target.model} is not served, but {', '.join(map(str, names))}"
             )
-        return self._config.model
+        return self._target.model
 
     def _grpc_health(self, deadline: float) -> str:
         with self._channel() as channel:
@@ -118,14 +111,14 @@ class Check:
 
     def _channel(self) -> grpc.Channel:
         if self._tls is None:
-            return grpc.insecure_channel(self._config.grpc, options=OPTIONS)
+            return grpc.insecure_channel(self._target.grpc, options=OPTIONS)
         options = [*OPTIONS, *self._tls.options()]
-        return grpc.secure_channel(self._config.grpc, self._tls.credentials(), options=options)
+        return grpc.secure_channel(self._target.grpc, self._tls.credentials(), options=options)
 
     def _generate(self, deadline: float) -> str:
-        config = self._config
+        target = self._target
         began, first, tokens = time.monotonic(), None, 0
-        with Client(config.grpc, model=config.model, api_key=self._key, tls=self._tls) as client:
+        with Client(target.grpc, model=target.model, api_key=self._key, tls=self._tls) as client:
             stream = client.generate(
                 _PROMPT, deadline=deadline - began, max_tokens=_TOKENS, ignore_eos=True, temperature=0.0
             )
@@ -136,7 +129,7 @@ class Check:
 
     def _completions(self, deadline: float) -> str:
         body = {
-            "model": self._config.model,
+            "model": self._target.model,
             "prompt": _PROMPT,
             "max_tokens": _TOKENS,
             "ignore_eos": True,
@@ -160,7 +153,7 @@ def _measured(tokens: int, began: float, first: float | None) -> str:
 
 
 def _first_key(path: Path) -> str:
-    lines = (line.strip() for line in read_secret(path, "api_keys_file").splitlines())
+    lines = (line.strip() for line in read_secret_file(path, "api_keys_file").splitlines())
     key = next((line for line in lines if line and not line.startswith("#")), None)
     if key is None:
         raise invalid(f"api_keys_file {path} has no key")

@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import ssl
+from dataclasses import replace
 from pathlib import Path
 
 from baton.client.tls import Tls
-from services.cli.common.config_file import invalid
-from services.common.config.check import CheckTls
+from services.common.config.reader import invalid
 
 
-def http_context(tls: CheckTls) -> ssl.SSLContext:
+def usable(tls: Tls) -> Tls:
+    """The same with the system's authorities where those of `tls` are not there."""
+    return tls if tls.ca_file is None or Path(tls.ca_file).exists() else replace(tls, ca_file=None)
+
+
+def http_context(tls: Tls) -> ssl.SSLContext:
     """For HTTPS. Raises `BatonError(INVALID)` where a file is unusable."""
-    context = ssl.create_default_context(cafile=_authorities(tls))
+    context = ssl.create_default_context(cafile=tls.ca_file)
     if tls.cert_file is not None and tls.key_file is not None:
-        _read(tls.cert_file)
-        _read(tls.key_file)
         try:
             context.load_cert_chain(tls.cert_file, tls.key_file)
         except ssl.SSLError:
-            raise invalid(f"tls: {tls.cert_file} and {tls.key_file} are no certificate and its key") from None
+            raise invalid(f"{tls.cert_file} and {tls.key_file} are no certificate and its key") from None
+        except OSError as error:
+            raise invalid(f"cannot read {tls.cert_file} or {tls.key_file}: {error.strerror}") from None
     return context
-
-
-def client_tls(tls: CheckTls) -> Tls:
-    """The TLS settings of a gRPC channel."""
-    return Tls(_authorities(tls), tls.cert_file, tls.key_file, tls.server_name)
-
-
-def _authorities(tls: CheckTls) -> Path | None:
-    return tls.ca_file if tls.ca_file is not None and tls.ca_file.exists() else None
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise invalid(f"cannot read {path}: {error.strerror}") from None

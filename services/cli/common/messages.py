@@ -26,3 +26,8 @@ def discard(stream: TextIO) -> None:
     """Redirects a stream to /dev/null after a broken pipe, so that flushing it at exit does not fail."""
     with open(os.devnull, "wb") as null:
         os.dup2(null.fileno(), stream.fileno())
+
+
+def warn(message: str) -> None:
+    """Writes a warning to stderr, in one line."""
+    notify(f"warning: {message}")

@@ -15,7 +15,7 @@ from services.cli.status.view import worker_table
 from services.cli.up.command import STOP_MARGIN_S, StopSignals, notify_left, require_free_ports
 from services.cli.up.local_cluster import Addresses, LocalCluster, Programs
 from services.cli.up.model_folder import DEMO, RANDOM
-from services.common.config.up import UpConfig
+from services.common.config.settings import Settings
 from services.common.processes.no_process_left import no_process_left
 
 # Defaults of this command: any free ports, and few log lines.
@@ -30,14 +30,14 @@ _NOTES = {
 }
 
 
-async def demo(config: UpConfig, model: Path, programs: Programs | None = None) -> int:
+async def demo(config: Settings, model: Path, programs: Programs | None = None) -> int:
     """Runs the demo. Returns 0 if every prompt was answered, 1 if one was not, 130 after a signal."""
     require_free_ports(config)
     async with no_process_left(notify_left):
         return await _run(config, model, programs)
 
 
-async def _run(config: UpConfig, model: Path, programs: Programs | None) -> int:
+async def _run(config: Settings, model: Path, programs: Programs | None) -> int:
     console = Console(highlight=False)
     cluster = LocalCluster(config, model, programs)
     signals = StopSignals(cluster)
@@ -52,7 +52,7 @@ async def _run(config: UpConfig, model: Path, programs: Programs | None) -> int:
         await cluster.stop(config.drain_s + STOP_MARGIN_S)
 
 
-def _introduce(console: Console, config: UpConfig) -> None:
+def _introduce(console: Console, config: Settings) -> None:
     roles = " + ".join(f"{count} {role}" for role, count in config.role_counts.items() if count)
     console.print(f"[bold]Baton demo[/]  {config.served_model_name} on {roles} worker processes and a router")
     if config.model in _NOTES:
@@ -60,7 +60,7 @@ def _introduce(console: Console, config: UpConfig) -> None:
     console.print("[dim]starting …[/]")
 
 
-async def _show(console: Console, config: UpConfig, addresses: Addresses) -> int:
+async def _show(console: Console, config: Settings, addresses: Addresses) -> int:
     async with (
         grpc.aio.insecure_channel(addresses.grpc) as channel,
         grpc.aio.insecure_channel(addresses.admin) as admin,
@@ -82,7 +82,7 @@ async def _show(console: Console, config: UpConfig, addresses: Addresses) -> int
 
 
 async def _ask(
-    router: router_pb2_grpc.RouterServiceAsyncStub, config: UpConfig, answer: Answer, screen: Screen
+    router: router_pb2_grpc.RouterServiceAsyncStub, config: Settings, answer: Answer, screen: Screen
 ) -> None:
     request = answer.prompt.request(config.served_model_name or "", seed=answer.number)
     await read_stream(answer, router.Generate(request, timeout=REQUEST_TIMEOUT_S))

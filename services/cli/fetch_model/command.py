@@ -12,26 +12,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from baton.base.errors import BatonError, ErrorKind
-from services.cli.common import config_file, extras
-from services.cli.common.config_file import invalid, read_secret
+from services.cli.common import extras
 from services.cli.common.messages import notify
 from services.cli.fetch_model import hub
 from services.cli.fetch_model.folder import has_manifest, is_complete, verify, write_manifest
-from services.common.config.files import FetchModelFile, ModelSource
+from services.common.config import reader
+from services.common.config.reader import invalid
+from services.common.config.secret_files import read_secret_file
+from services.common.config.settings import ModelSource
+from services.common.config.views import FETCH_MODEL
 
 _LOCK_POLL_S = 0.5
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    config_file.add_flag(
+    reader.add_config_flag(
         parser, "YAML file of a router or worker, of which model, model_source and start_timeout_s are read"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Returns 0 once the folder is complete; see `fetch`."""
-    config = config_file.load(arguments.config, FetchModelFile, {})
-    fetch(Path(config.model), config.model_source, config.start_timeout_s)
+    settings = reader.read(FETCH_MODEL, arguments, {})
+    assert settings.model is not None
+    assert settings.model_source is not None
+    fetch(Path(settings.model), settings.model_source, settings.start_timeout_s)
     return 0
 
 
@@ -45,7 +50,7 @@ def fetch(folder: Path, source: ModelSource, lock_s: float, endpoint: str | None
     if is_complete(folder, source):
         return
     extras.require("hub")
-    token = read_secret(source.token_file, "model_source.token_file") if source.token_file else None
+    token = read_secret_file(source.token_file, "model_source.token_file") if source.token_file else None
     with _locked(folder, lock_s):
         if is_complete(folder, source):  # another process has downloaded it
             return

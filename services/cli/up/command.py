@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from baton.base.addresses import join_address, listening_host
-from services.cli.common.config_file import invalid
 from services.cli.common.messages import notify, write_line
 from services.cli.up.local_cluster import Addresses, LocalCluster, Programs, first_of
-from services.common.config.up import UpConfig
+from services.common.config.reader import invalid
+from services.common.config.settings import Settings
 from services.common.processes.no_process_left import no_process_left
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class StopSignals:
         return result
 
 
-async def up(config: UpConfig, model: Path, programs: Programs | None = None) -> int:
+async def up(config: Settings, model: Path, programs: Programs | None = None) -> int:
     """Runs a cluster. Returns 0 after a signal, 1 after a failure that restarts do not mend.
 
     Raises what `LocalCluster.start` raises.
@@ -66,7 +66,7 @@ async def up(config: UpConfig, model: Path, programs: Programs | None = None) ->
         notify("stopped")
 
 
-async def _run(config: UpConfig, model: Path, programs: Programs | None) -> int:
+async def _run(config: Settings, model: Path, programs: Programs | None) -> int:
     cluster = LocalCluster(config, model, programs)
     signals = StopSignals(cluster)
     stop_s = FAILURE_STOP_S
@@ -106,7 +106,7 @@ def _announce(addresses: Addresses) -> None:
     )
 
 
-def require_free_ports(config: UpConfig) -> None:
+def require_free_ports(config: Settings) -> None:
     """Checks that the router's ports are free and distinct, before weights are loaded.
 
     Raises `BatonError(INVALID)` with the port and its flag.

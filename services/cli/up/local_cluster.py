@@ -20,13 +20,14 @@ from typing import Any, TypeVar
 from baton.base.cluster_auth import prefix_secret
 from baton.base.errors import BatonError
 from baton.base.python_module import python_module
+from services.cli.common import process_configs
 from services.cli.up.embedded_redis import EmbeddedRedis
 from services.cli.up.router_process import RouterProcess
 from services.common.config.cluster import ClusterConfig
 from services.common.config.router import RouterConfig
+from services.common.config.settings import Settings
 from services.common.config.state import NO_STATE, StateConfig
 from services.common.config.types import Role
-from services.common.config.up import UpConfig
 from services.common.config.worker import WorkerConfig
 from services.common.processes.child_process import Child, ChildError
 
@@ -63,7 +64,7 @@ class Addresses:
 class LocalCluster:
     """Owns the child processes; only this class starts, signals and reaps them."""
 
-    def __init__(self, config: UpConfig, model: Path, programs: Programs | None = None) -> None:
+    def __init__(self, config: Settings, model: Path, programs: Programs | None = None) -> None:
         self._config = config
         self._model = model
         self._programs = programs or Programs()
@@ -166,7 +167,7 @@ async def _death(child: Child) -> ChildError:
     return await child.death()
 
 
-def with_generated_secrets(config: UpConfig) -> UpConfig:
+def with_generated_secrets(config: Settings) -> Settings:
     """The configuration with random secrets where it has none, unless workers run on another Ray, whose
     machines cannot be given them."""
     if config.supervision.on_another_ray:
@@ -177,7 +178,7 @@ def with_generated_secrets(config: UpConfig) -> UpConfig:
     return config.model_copy(update=generated)
 
 
-def state_config(config: UpConfig, cluster_id: str, redis: EmbeddedRedis | None) -> StateConfig | None:
+def state_config(config: Settings, cluster_id: str, redis: EmbeddedRedis | None) -> StateConfig | None:
     """Where router and workers keep their soft state; None without state."""
     url = redis.url if redis else config.state.redis_url
     if url is None or url == NO_STATE:
@@ -192,7 +193,7 @@ def state_config(config: UpConfig, cluster_id: str, redis: EmbeddedRedis | None)
 
 
 def cluster_config(
-    config: UpConfig,
+    config: Settings,
     model: Path,
     cluster_id: str,
     state: StateConfig | None = None,
@@ -211,7 +212,7 @@ def cluster_config(
 
 
 def worker_configs(
-    config: UpConfig, model: Path, state: StateConfig | None = None, cluster_id: str = ""
+    config: Settings, model: Path, state: StateConfig | None = None, cluster_id: str = ""
 ) -> list[WorkerConfig]:
     """The configuration of each worker, named by role and index: prefill-0, decode-0, …"""
     if state is not None:
@@ -220,39 +221,26 @@ def worker_configs(
         state = None if unreachable else state.model_copy(update={"journal_key": ""})
     first = config.worker_metrics_port
     names = [(role, index) for role in ROLES for index in range(config.role_counts[role])]
+    # On another Ray each machine has secrets of its own, or none.
+    hashing = config.prefix_secret or ""
     return [
-        WorkerConfig(
+        process_configs.worker_config(
+            config,
+            role,
             name=f"{role}-{index}",
-            role=role,
             cluster_id=cluster_id,
             model=str(model),
-            engine=config.engine_of(role),
             transfer=config.transfer.of_worker(index),
             metrics_port=first and first + place,
             state=state,
-            served_model_name=config.served_model_name,
-            prefix_secret=config.prefix_secret or "",
-            cluster_secret=config.cluster_secret or "",
-            tracing=config.tracing,
+            prefix_secret=hashing,
             drain_s=config.drain_s,
-            log_level=config.log_level,
         )
         for place, (role, index) in enumerate(names)
     ]
 
 
-def router_config(config: UpConfig, model: Path, state: StateConfig | None = None) -> RouterConfig:
+def router_config(config: Settings, model: Path, state: StateConfig | None = None) -> RouterConfig:
     """The router's configuration; it is sent the workers' addresses later, over stdin."""
-    return RouterConfig(
-        **config.router.model_dump(),
-        model=str(model),
-        served_model_name=config.served_model_name or model.name,
-        byte_tokenizer=config.engine.weights == "random" and not (model / "tokenizer.json").is_file(),
-        state=state,
-        prefix_secret=config.prefix_secret or "",
-        cluster_secret=config.cluster_secret or "",
-        auth=config.auth,
-        tracing=config.tracing,
-        drain_s=config.drain_s,
-        log_level=config.log_level,
-    )
+    router = process_configs.router_config(config, model, model.name, state)
+    return router.model_copy(update={"prefix_secret": config.prefix_secret or ""})

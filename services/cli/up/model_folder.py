@@ -7,8 +7,8 @@ from pathlib import Path
 
 import baton
 from baton.engine.model.source import resolve_model
-from services.cli.common.config_file import invalid
-from services.common.config.up import UpConfig
+from services.common.config.reader import invalid
+from services.common.config.settings import Settings
 from services.common.config.worker import Weights
 
 DEMO, RANDOM = "demo", "random"
@@ -33,7 +33,7 @@ def random_folder() -> Path:
 BUILT_IN: Mapping[str, Callable[[], Path]] = {DEMO: demo_folder, RANDOM: random_folder}
 
 
-def with_model(config: UpConfig) -> tuple[UpConfig, Path]:
+def with_model(config: Settings) -> tuple[Settings, Path]:
     """The configuration with model and served name set, and the model folder.
 
     Unset means the demo model; the random checkpoint is generated on first use; a hub id is downloaded.
@@ -46,6 +46,15 @@ def with_model(config: UpConfig) -> tuple[UpConfig, Path]:
         raise invalid(f"model {folder}: tokenizer.json is missing")
     served = config.served_model_name or name
     return config.model_copy(update={"model": model, "served_model_name": served}), folder
+
+
+def model_of(settings: Settings) -> tuple[Path, str]:
+    """The folder of the model of a router or worker by itself, which is not downloaded, and its name in the
+    API. Raises `BatonError(INVALID)` where there is none."""
+    model = settings.model or DEMO
+    if model != DEMO and not Path(model).is_dir():
+        raise invalid(f"model {model}: no such folder")
+    return model_and_name(model)
 
 
 def model_and_name(model: str) -> tuple[Path, str]:

@@ -1,4 +1,4 @@
-"""`python -m services.cluster.detached`: SuperviseConfig as JSON on stdin; supervises until SIGTERM.
+"""`python -m services.cluster.detached`: ClusterConfig as JSON on stdin; supervises until SIGTERM.
 
 SIGTERM drains all workers and exits 0. When this process is killed instead, its workers run on, and its next
 start adopts them. Exit code 1: Ray was lost or cannot be joined.
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from services.cluster.detached.supervisor import DetachedSupervisor
 from services.cluster.group.metrics import group_registry
 from services.cluster.group.probes import GroupProbes
-from services.common.config.cluster import SuperviseConfig
+from services.common.config.cluster import ClusterConfig
 from services.common.observability.admin_http import AdminHttp
 from services.common.observability.logs import configure_logs, get_log
 from services.common.processes.child_protocol import StopSignal, report_ready, run_child
@@ -34,11 +34,11 @@ class _Threads(ThreadPoolExecutor):
         super().shutdown(wait=False, cancel_futures=True)
 
 
-async def serve(config: SuperviseConfig, stop: StopSignal) -> None:
+async def serve(config: ClusterConfig, stop: StopSignal) -> None:
     """Supervises until `stop`. Raises BatonError: INVALID where the admin HTTP port cannot be bound,
     UNAVAILABLE where Ray cannot be joined or is lost."""
-    workers = config.cluster.workers
-    configure_logs(config.cluster.log_level, exception_texts=True, process="supervisor")
+    workers = config.workers
+    configure_logs(config.log_level, exception_texts=True, process="supervisor")
     asyncio.get_running_loop().set_default_executor(_Threads())
     probes = GroupProbes(workers)
     admin = AdminHttp(probes, group_registry(config.name, workers[0].served_name, probes))
@@ -50,7 +50,7 @@ async def serve(config: SuperviseConfig, stop: StopSignal) -> None:
         await admin.stop()
 
 
-async def _run(config: SuperviseConfig, stop: StopSignal, probes: GroupProbes, address: str) -> None:
+async def _run(config: ClusterConfig, stop: StopSignal, probes: GroupProbes, address: str) -> None:
     supervisor = DetachedSupervisor(config)
     stopping = asyncio.create_task(stop.wait())
     running = asyncio.create_task(supervisor.run(stop.install))  # joining Ray replaces the handler of SIGTERM
@@ -62,7 +62,7 @@ async def _run(config: SuperviseConfig, stop: StopSignal, probes: GroupProbes, a
                 task.result()
         probes.drain()
         await _cancelled(running)
-        _log.info("draining", within_s=config.cluster.drain_s)
+        _log.info("draining", within_s=config.drain_s)
         await supervisor.drain()
         _log.info("workers_ended")
     finally:
@@ -88,7 +88,7 @@ async def _cancelled(*tasks: asyncio.Task[None]) -> None:
 
 
 if __name__ == "__main__":
-    code = run_child(SuperviseConfig, serve)
+    code = run_child(ClusterConfig, serve)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # Ray's own exit handlers would wait for the Ray that has just ended

@@ -18,7 +18,7 @@ from services.cluster.detached.worker_processes import DetachedWorkerProcesses
 from services.cluster.ray_calls import in_thread, join_ray
 from services.cluster.report import ClusterStatus
 from services.cluster.supervision import Supervision, UnresponsiveError
-from services.common.config.cluster import SuperviseConfig
+from services.common.config.cluster import ClusterConfig
 from services.common.observability.logs import get_log
 
 _JOIN_S = 60.0
@@ -31,8 +31,8 @@ _log = get_log("supervisor")
 class DetachedSupervisor:
     """Call `run`, which returns only by an exception; then `drain` or not, and always `close`."""
 
-    def __init__(self, config: SuperviseConfig) -> None:
-        self._config = config.cluster
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
         self._host = config.host
         self._node: RayNode | None = None
         self._supervision: Supervision | None = None

@@ -25,8 +25,7 @@ class DetachedWorkerActor(WorkerActor):
     def __init__(self, config_json: str, name: str, namespace: str, stderr_socket: str, digest: str) -> None:
         """`digest` identifies the configuration of the worker; a supervisor with another one replaces it."""
         super().__init__(config_json, name, namespace, stderr_socket)
-        assert self._config.detached is not None
-        self._abandoned_s = self._config.detached.abandoned_s
+        self._abandoned_s = self._config.abandoned_s
         self._digest = digest
         self._folder = RunFolder.of_node(os.environ)
         self._name = node_name(name)

@@ -1,4 +1,4 @@
-"""`python -m services.cluster.group`: GroupConfig as JSON on stdin; runs its workers until SIGTERM.
+"""`python -m services.cluster.group`: ClusterConfig as JSON on stdin; runs its workers until SIGTERM.
 
 stdout   the ready line, with the admin HTTP port, once every worker has served; or an error
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from services.cluster.group.metrics import group_registry
 from services.cluster.group.probes import GroupProbes
 from services.cluster.plain_cluster import PlainCluster
-from services.common.config.cluster import GroupConfig
+from services.common.config.cluster import ClusterConfig
 from services.common.config.plaintext import plaintext_ports
 from services.common.observability.admin_http import AdminHttp
 from services.common.observability.logs import configure_logs, get_log
@@ -26,18 +26,18 @@ _OWN_END_S, _OWN_END_SHARE = 0.5, 0.05
 log = get_log("group")
 
 
-async def serve(config: GroupConfig, stop: StopSignal) -> None:
+async def serve(config: ClusterConfig, stop: StopSignal) -> None:
     """Runs the group until `stop`. Raises BatonError: INVALID where a port cannot be bound or would be
     plaintext against the configuration, or there are too few GPUs, UNAVAILABLE where the GPU driver does not
     answer."""
-    configure_logs(config.log_level, exception_texts=True, process="group", group=config.group)
+    configure_logs(config.log_level, exception_texts=True, process="group", group=config.name)
     for worker in config.workers:
         plaintext_ports(worker)  # a worker would refuse to start again and again
     probes = GroupProbes(config.workers)
     model = config.workers[0].served_name
-    admin = AdminHttp(probes, group_registry(config.group, model, probes))
+    admin = AdminHttp(probes, group_registry(config.name, model, probes))
     async with no_process_left(_on_left):
-        address = await admin.start(config.admin_http_host, config.admin_http_port)
+        address = await admin.start(config.bound_admin_http_host, config.admin_http_port)
         log.info("group_starting", admin_http=address, workers=len(config.workers))
         try:
             await _run(config, stop, probes, address)
@@ -45,7 +45,7 @@ async def serve(config: GroupConfig, stop: StopSignal) -> None:
             await admin.stop()
 
 
-async def _run(config: GroupConfig, stop: StopSignal, probes: GroupProbes, address: str) -> None:
+async def _run(config: ClusterConfig, stop: StopSignal, probes: GroupProbes, address: str) -> None:
     cluster = PlainCluster(config)
     stopping = asyncio.create_task(stop.wait())
     running = asyncio.create_task(_watch(cluster, probes, address))
@@ -82,4 +82,4 @@ def _on_left(pids: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(GroupConfig, serve))
+    sys.exit(run_child(ClusterConfig, serve))

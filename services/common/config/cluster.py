@@ -1,4 +1,4 @@
-"""Configuration of the process that starts and supervises the workers."""
+"""Configuration of the processes that start and supervise workers."""
 
 from __future__ import annotations
 
@@ -6,22 +6,31 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from services.common.config.types import DRAIN_S, LogLevel, StrictModel
+from services.common.config.types import DRAIN_S, LogLevel, StrictModel, setting
 from services.common.config.worker import WorkerConfig
 
 
 class SupervisionSettings(StrictModel):
     """The operator's settings of how workers are started and supervised."""
 
-    ray_address: str = Field(
-        "local", min_length=1, description="local: start a Ray cluster; none: run without Ray"
+    ray_address: str = setting(
+        "local",
+        "Ray that runs the workers: `local`: one that is started for this cluster; `none`: no Ray; "
+        "`HOST:PORT`: an existing one",
+        flag=True,
+        min_length=1,
     )
-    hang_timeout_s: float = Field(5.0, gt=0, description="a worker without a heartbeat for so long is killed")
-    secrets_file: Path | None = Field(
+    hang_timeout_s: float = setting(
+        5.0,
+        "time after which a worker that does not answer, though it could run, is killed and restarted; "
+        "after 20 s in any case",
+        gt=0,
+    )
+    secrets_file: Path | None = setting(
         None,
-        description="absolute path of a YAML file with redis_url, prefix_secret and cluster_secret; "
-        "where an existing Ray cluster is joined (ray_address), each machine needs it, or "
-        "the environment variables",
+        "absolute path of a YAML file with `redis_url`, `prefix_secret` and `cluster_secret`; on an "
+        "existing Ray every machine needs it, or the environment variables",
+        flag=True,
     )
 
     @property
@@ -37,28 +46,8 @@ class SupervisionSettings(StrictModel):
         return path
 
 
-class SecretFiles(StrictModel):
-    """Files of secrets, at the same paths on every machine. Each is read where a worker starts."""
-
-    cluster_secret: Path
-    prefix_secret: Path | None = Field(None, description="unset: derived from the cluster secret")
-    redis_url: Path | None = Field(None, description="unset: the URL in the configuration has no secret")
-
-
-class DetachedSettings(StrictModel):
-    """Workers that outlive their supervisor, which adopts them when it is back (`baton supervise`).
-
-    Each has the address and a name of the Ray node that it runs on: BATON_HOST and BATON_NAME there.
-    """
-
-    secret_files: SecretFiles
-    abandoned_s: float = Field(
-        600.0, gt=0, description="a worker that no supervisor has called for so long drains and ends"
-    )
-
-
 class ClusterConfig(SupervisionSettings):
-    """Configuration of the process that starts the workers, on Ray or as children."""
+    """Configuration of a process that starts workers: of `baton up`, `worker-group` or `supervise`."""
 
     cluster_id: str = Field(
         pattern="^[0-9a-z-]+$", description="random, so that several clusters can share one Ray"
@@ -66,7 +55,19 @@ class ClusterConfig(SupervisionSettings):
     workers: tuple[WorkerConfig, ...]
     worker_program: tuple[str, ...] = Field((), description="unset: python -m services.worker")
     secret_names: tuple[str, ...] = Field((), description="secrets that are read on a worker's machine")
-    detached: DetachedSettings | None = Field(None, description="unset: workers end with their supervisor")
+    secret_files: dict[str, Path] | None = Field(
+        None,
+        description="of `baton supervise`: the file of each secret, at the same path on every Ray node. Its "
+        "workers outlive it, and are adopted when it is back; each has the address and a name of its node, "
+        "BATON_HOST and BATON_NAME there",
+    )
+    abandoned_s: float = Field(
+        600.0, gt=0, description="a worker that no supervisor has called for so long drains and ends"
+    )
+    name: str = Field("", description="of a group, which its workers share, or of the supervisor")
+    host: str = Field("127.0.0.1", min_length=1, description="address at which others reach it")
+    admin_http_host: str | None = Field(None, description="address of the admin HTTP port; unset: host")
+    admin_http_port: int = Field(0, ge=0, le=65535, description="0: any free port")
     start_timeout_s: float = Field(600.0, gt=0)
     drain_s: float = Field(DRAIN_S, ge=0)
     restart_always: bool = Field(
@@ -74,24 +75,6 @@ class ClusterConfig(SupervisionSettings):
         description="also restart a worker whose first start failed, or whose name a newer start has taken",
     )
     log_level: LogLevel = "info"
-
-
-class GroupConfig(ClusterConfig):
-    """Configuration of the process of `baton worker-group`, which runs the workers of one container."""
-
-    group: str = Field(description="the name that its workers share")
-    admin_http_host: str = "127.0.0.1"
-    admin_http_port: int = Field(0, ge=0, le=65535, description="0: any free port")
-
-
-class SuperviseConfig(StrictModel):
-    """Configuration of the process of `baton supervise`. It has no secret."""
-
-    cluster: ClusterConfig
-    name: str = Field(description="label of its metrics")
-    host: str = Field(min_length=1, description="address of its own Ray node")
-    admin_http_host: str | None = Field(None, description="address of the admin HTTP port; unset: host")
-    admin_http_port: int = Field(0, ge=0, le=65535, description="0: any free port")
 
     @property
     def bound_admin_http_host(self) -> str:

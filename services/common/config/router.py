@@ -19,189 +19,267 @@ from services.common.config.types import (
     ReasoningFormat,
     StrictModel,
     ToolCallFormat,
+    fixed,
+    setting,
 )
 
 
 class ConnectionLimits(StrictModel):
     """Limits of the public listeners. Above a limit the client gets 431, 408 or 503, or is disconnected."""
 
-    max_head_bytes: int = Field(
+    max_head_bytes: int = fixed(
         16_384,
+        "it is 16384 bytes: headers carry a key and ids, no content",
         ge=1024,
         le=1024 * 1024,
-        description="bytes of a request line and headers, or of a gRPC call's metadata",
     )
-    max_headers: int = Field(100, ge=8, le=10_000, description="headers of one HTTP request")
-    head_timeout_s: float = Field(
+    max_headers: int = fixed(
+        100,
+        "it is 100: headers carry a key and ids, no content",
+        ge=8,
+        le=10_000,
+    )
+    head_timeout_s: float = fixed(
         10.0,
+        "it is 10 s for the headers, or for the TLS handshake; a connection without them takes the place of "
+        "others",
         gt=0,
-        description="longest time for the headers of a request, or the handshake of a gRPC connection",
     )
-    body_timeout_s: float = Field(
-        60.0, gt=0, description="longest time from the end of the headers to the end of the body"
+    body_timeout_s: float = fixed(
+        60.0,
+        "it is 60 s from the end of the headers, in which a client with 1 Mbit/s sends 7 MB",
+        gt=0,
     )
     # Must exceed the time for which common clients keep idle connections (httpx 5 s, aiohttp 15 s, load
     # balancers 60 s): a request that is sent while the router closes the connection is lost.
-    idle_timeout_s: float = Field(75.0, gt=0, description="an idle connection is closed after so long")
-    max_connection_age_s: float = Field(
+    idle_timeout_s: float = setting(
+        75.0,
+        "time after which an idle connection is closed, over HTTP and gRPC; longer than the idle timeout of "
+        "a load balancer before it",
+        gt=0,
+    )
+    max_connection_age_s: float = setting(
         3600.0,
+        "time after which a gRPC connection takes no new calls, so that clients spread over new routers; "
+        "its running calls end first, and clients connect again by themselves",
         gt=0,
-        description="a gRPC connection takes no new calls after so long, so that clients spread over the "
-        "routers that there are; its running calls end first",
     )
-    write_timeout_s: float = Field(
-        60.0,
-        gt=0,
-        description="longest wait for a client that does not read; a streamed response may wait until "
-        "the request's deadline",
+    write_timeout_s: float = fixed(
+        60.0, "it is 60 s; a streamed response may wait for its reader until the request's deadline", gt=0
     )
-    read_grace_s: float = Field(
-        5.0, ge=0, description="time after its deadline that a client has to read the rest of its response"
+    read_grace_s: float = fixed(
+        5.0, "it is 5 s after the request's deadline, enough to read what is buffered", ge=0
     )
-    max_connections: int = Field(
-        4096, ge=8, description="open HTTP connections; fewer where the limit of file descriptors is low"
+    max_connections: int = setting(
+        4096,
+        "open HTTP connections, see [below](#connections-at-the-limit)",
+        unit="connections",
+        ge=8,
     )
-    max_connections_per_address: int | None = Field(
+    max_connections_per_address: int | None = setting(
         None,
+        "open HTTP connections of one client address (IPv6: of one /64 network); unset: half of "
+        "`max_connections`; behind a proxy set it to all of them",
+        unit="connections",
         ge=1,
-        description="open HTTP connections of one client address (IPv6: one /64 network); unset: half of all",
     )
-    max_grpc_connections: int = Field(
-        1024, ge=8, description="open gRPC connections; fewer where the limit of file descriptors is low"
+    max_grpc_connections: int = setting(
+        1024, "open gRPC connections; further ones are closed at once", unit="connections", ge=8
     )
-    max_unread_mb: int = Field(
-        256, ge=1, description="memory for output that clients have not read yet, of all requests"
+    max_unread_mb: int = setting(
+        256,
+        "memory for output that clients have not read yet; at the limit the request with the most of it "
+        "fails",
+        ge=1,
     )
-    max_buffered_body_mb: int = Field(
-        256, ge=1, description="memory for request bodies that have not arrived in full, of all connections"
+    max_buffered_body_mb: int = fixed(
+        256,
+        "it is 256 MiB for request bodies that have not arrived in full, of which one has at most "
+        "max_body_bytes; beyond it the connection with the most of one gets 503",
+        ge=1,
     )
 
 
 class ResponseStorage(StrictModel):
     """Responses that `previous_response_id` continues: input and output of requests, kept in Redis."""
 
-    ttl_s: float | None = Field(
+    ttl_s: float | None = setting(
         None,
+        "time for which responses of `/v1/responses` are kept in Redis, encrypted, unless a request says "
+        "`store: false`; unset: none are kept, and `previous_response_id` is refused",
         ge=1,
         le=31 * 86_400,
-        description="seconds for which the responses of /v1/responses are kept in Redis, encrypted, unless a "
-        "request says `store: false`; unset: none are kept, and previous_response_id is refused",
     )
-    max_kb: int = Field(
+    max_kb: int = setting(
         1024,
+        "largest response together with the conversation before it; a larger one is not stored",
         ge=1,
         le=16_384,
-        description="largest response with the conversation before it; further ones "
-        "are refused, or not stored where the output is what is too large",
     )
-    max_mb_per_tenant: int = Field(
-        64, ge=1, description="memory for one tenant's in Redis; beyond it the oldest are deleted"
+    max_mb_per_tenant: int = setting(
+        64,
+        "memory in Redis for the responses of one tenant (without tenants: of all); beyond it the oldest "
+        "are deleted",
+        unit="MiB",
+        ge=1,
     )
 
 
 class RouterSettings(StrictModel):
     """The operator's settings of the router."""
 
-    host: str = "127.0.0.1"
-    http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
-    grpc_port: int = Field(50051, ge=0, le=65535, description="0: any free port")
-    public_metrics: bool | None = Field(
-        None, description="serve /metrics on http_port as well; unset: only where host is loopback"
+    host: str = setting(
+        "127.0.0.1",
+        "address on which clients reach the router; `0.0.0.0` or `::`: every address of this machine, which "
+        "needs API keys or `auth: none`",
+        who="everyone",
     )
-    metric_aliases: bool = Field(
-        False, description="export metrics under the names of vLLM and OpenTelemetry too"
+    http_port: int = setting(
+        8000, "port of the HTTP API; 0: any free port", who="everyone", flag=True, ge=0, le=65535
     )
-    admin_host: str = Field("127.0.0.1", description="address of the two admin ports")
-    admin_http_host: str | None = Field(
-        None, description="address of the admin HTTP port alone; unset: admin_host"
+    grpc_port: int = setting(50051, "port of the gRPC API; 0: any free port", flag=True, ge=0, le=65535)
+    public_metrics: bool | None = setting(
+        None,
+        "serve `/metrics` on the public HTTP port too; unset: only where `router.host` is loopback",
+        flag=True,
     )
-    # AdminService; unset: DEFAULT_GRPC_PORT, or any free port where grpc_port is 0.
-    admin_grpc_port: int | None = Field(None, ge=0, le=65535)
-    # Metrics and health; unset: DEFAULT_HTTP_PORT, or any free port where grpc_port is 0.
-    admin_http_port: int | None = Field(None, ge=0, le=65535)
-    processes: int = Field(
+    metric_aliases: bool = setting(
+        False,
+        "export metrics under the [names of vLLM and OpenTelemetry](metrics.md#other-names) too, for "
+        "dashboards that expect them",
+    )
+    admin_host: str = setting(
+        "127.0.0.1",
+        "address of the ports for operators; beyond loopback it needs a cluster secret",
+        flag=True,
+    )
+    admin_http_host: str | None = setting(
+        None,
+        "address of the HTTP port for operators alone, which probes and Prometheus reach; unset: as "
+        "`router.admin_host`",
+        flag=True,
+    )
+    admin_grpc_port: int | None = setting(
+        None,
+        f"port of AdminService, which `baton status` and `baton drain` call; unset: {DEFAULT_GRPC_PORT}, "
+        "or any free port where `router.grpc_port` is 0",
+        flag=True,
+        ge=0,
+        le=65535,
+    )
+    admin_http_port: int | None = setting(
+        None,
+        f"port of `/metrics`, `/health`, `/ready` and the web page; unset: {DEFAULT_HTTP_PORT}, or any free "
+        "port where `router.grpc_port` is 0",
+        flag=True,
+        ge=0,
+        le=65535,
+    )
+    processes: int = setting(
         1,
+        "router processes that share the public ports, each of which uses a core and has its share of the "
+        "router's limits: [several processes](operations.md#several-router-processes)",
+        unit="processes",
+        flag="router_processes",
         ge=1,
         le=64,
-        description="processes that share the public ports; each uses a core, and gets its share of "
-        "max_waiting, max_connections and the memory limits",
     )
-    max_waiting: int = Field(1024, ge=1, description="most requests in the queue; more are refused")
-    waiting_share: float = Field(
+    max_waiting: int = setting(
+        1024,
+        "requests that may wait in the queue, each output of a request counted; further ones get 429",
+        unit="requests",
+        ge=1,
+    )
+    waiting_share: float = fixed(
         0.125,
+        "it is an eighth of max_waiting for the outputs of one request, so that no single request fills the "
+        "queue; further outputs are queued after them",
         gt=0,
         le=1,
-        description="share of max_waiting that the choices of one request may use; further choices are "
-        "queued after them",
     )
-    pool: str | None = Field(
+    pool: str | None = setting(
         None,
+        "id of the [pool](operations.md#pools) of workers that serves the model, as `baton pool list` shows "
+        "it; unset: the first one that is ready",
         pattern="^[0-9a-f]{12}$",
-        description="id of the pool of workers that serves the model (`baton pool list`); unset: the "
-        "first one that is ready",
     )
-    queue_timeout_s: float = Field(60.0, gt=0, description="longest time in the queue")
-    expected_prefill_tokens_per_s: float = Field(
+    queue_timeout_s: float = setting(60.0, "longest time that a request waits in the queue", gt=0)
+    expected_prefill_tokens_per_s: float = fixed(
         10_000.0,
+        "it is 10000 tokens a second, which counts only until the first prompt was measured, seconds after "
+        "the start",
         gt=0,
-        description="prompt tokens a second of one prefill worker, for the metrics of demand until one was "
-        "measured",
     )
-    request_timeout_s: float = Field(600.0, gt=0, description="longest duration of a request")
-    prefill_ahead_tokens: int = Field(
+    request_timeout_s: float = setting(
+        600.0, "longest duration of a request; then it ends with what was generated", gt=0
+    )
+    prefill_ahead_tokens: int = fixed(
         2048,
+        "it is 2048 tokens, the most that a prefill step holds by default: fewer would let workers idle "
+        "between prompts, and with more a prompt waits at one worker while another is free",
         ge=1,
-        description="queued tokens above which a prefill worker gets no more prompts; one long prompt that "
-        "soon ends has the next one sent after it, and two where sequences are decoded, too, a third",
     )
-    refuse_late: bool = Field(
+    refuse_late: bool = setting(
         False,
-        description="refuse requests at once that, as predicted, cannot meet the limits of latency that "
-        "they state",
+        "refuse requests at once that, as predicted, cannot meet the [latencies they "
+        "state](api.md#service-level-objectives)",
+        flag=True,
     )
-    max_attempts: int = Field(3, ge=1)
-    tokenizer_threads: int = Field(2, ge=1)
-    max_body_bytes: int | None = Field(
+    max_attempts: int = fixed(
+        3, "it is 3: what failed at three workers would most likely fail at a fourth", ge=1
+    )
+    tokenizer_threads: int = fixed(
+        2,
+        "it is 2: requests above 64 KiB have a process of their own, and for more cores there is "
+        "router.processes",
+        ge=1,
+    )
+    max_body_bytes: int | None = fixed(
         None,
+        "it is 1 MiB and 16 bytes for each token of the model's context: less would refuse prompts that "
+        "fit, and more could not be served",
         ge=65536,
-        description="largest HTTP body or gRPC message; unset: 1 MiB + 16 bytes for each token of context",
     )
-    max_answer_values: int = Field(
+    max_answer_values: int = fixed(
         1_048_576,
+        "it is 1048576 numbers in one response (outputs x tokens x (1, or 2 + logprobs)), which bounds the "
+        "router's memory for a response that is not streamed",
         ge=1,
-        description="most numbers in one response: outputs x tokens x (1, or 2 + top logprobs where "
-        "asked for)",
     )
-    strict_fields: bool = Field(
+    strict_fields: bool = setting(
         False,
-        description="refuse requests with fields that no API documents; else such fields are ignored and "
-        "named in the response",
+        "refuse requests with [undocumented fields](fields.md); else those are ignored and named in the "
+        "response",
+        flag=True,
     )
-    tool_calls: ToolCallFormat = Field(
+    tool_calls: ToolCallFormat = setting(
         "auto",
-        description="how the model writes tool calls; auto: as its chat template shows; none: tools are "
-        "refused",
+        "how the model writes [tool calls](api.md#tool-calls); auto: as its chat template shows; none: "
+        "tools are refused",
+        flag=True,
     )
-    reasoning: ReasoningFormat = Field(
+    reasoning: ReasoningFormat = setting(
         "auto",
-        description="how the model marks reasoning, which is returned apart from the content; think: "
-        "<think>…</think>; auto: as its chat template shows",
+        "how the model marks its [reasoning](api.md#reasoning), which is returned apart from the content; "
+        "auto: as its chat template shows; none: it stays in the content",
+        flag=True,
     )
-    ui: bool = Field(
+    ui: bool = setting(
         True,
-        description="web page at / of the admin HTTP port; where other machines reach that port, only "
-        "with API keys, and not with require_tls",
+        "serve a [web page](operations.md#the-web-page) at `/` of the HTTP port for operators; where other "
+        "machines reach that port, only with API keys, and not with `require_tls`",
+        flag=True,
     )
     stored_responses: ResponseStorage = ResponseStorage()
-    audit_log: Path | None = Field(
+    audit_log: Path | None = setting(
         None,
-        description="file of the audit log: who did what, without content; with several processes, a file "
-        "for each, with its number at the end; unset: none",
+        "file of the [audit log](#the-audit-log), which says who did what, without content; unset: none",
+        flag=True,
     )
-    allowed_hosts: tuple[str, ...] = Field(
+    allowed_hosts: tuple[str, ...] = setting(
         (),
-        description="names that HTTP requests may have in Host, `.example.com` for a domain, `*` for "
-        "any; unset: loopback names where the listener is on loopback, else any",
+        "names that HTTP requests may carry in `Host`, `.example.com` for a domain, `*` for any; unset: "
+        "names of loopback where `router.host` is loopback, else any",
     )
     connections: ConnectionLimits = ConnectionLimits()
 

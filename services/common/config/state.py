@@ -4,35 +4,39 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
-
-from services.common.config.types import StrictModel
+from services.common.config.types import StrictModel, fixed, setting
 
 # In place of Redis's URL: neither registry nor journal.
 NO_STATE = "none"
 
 
-class StateSettings(StrictModel):
-    """The operator's settings of the soft state in Redis."""
-
-    redis_url: str | None = Field(None, repr=False, description="unset: an embedded server; none: no state")
-    namespace: str | None = Field(
-        None,
-        pattern="^[A-Za-z0-9_-]{1,64}$",
-        description="processes with one namespace form one cluster; unset: a random one",
-    )
-
-
 class StateConfig(StrictModel):
-    """Where a process finds the cluster's soft state. Its repr shows no secret."""
+    """Where a process finds the cluster's soft state. Its repr shows no secret.
 
-    redis_url: str = Field(repr=False)
-    redis_url_file: Path | None = Field(
-        None, description="file with the URL, read again where the server refuses the credentials"
+    In the configuration of a process, URL and namespace are set.
+    """
+
+    redis_url: str | None = setting(
+        None,
+        "URL of the Redis that keeps the registry of workers and the journal of requests, such as "
+        "`redis://10.0.0.5:6379/0`; `none`: neither; unset: `baton up` starts a server of its own",
+        flag=True,
+        secret=True,
     )
-    namespace: str
-    cluster_id: str = Field("", description="precedes the names of its workers in the registry")
-    embedded: bool = Field(False, description="the server is the embedded one of `baton up`")
-    journal_key: str = Field(
-        "", repr=False, description="hex; empty: a random one, so that no other router can read the journal"
+    redis_url_file: Path | None = setting(
+        None, "file with the URL of Redis, for a URL with a password; read again where Redis refuses it"
     )
+    namespace: str | None = setting(
+        None,
+        "name of the cluster in Redis: processes with one name form one cluster; unset: a random one",
+        flag="redis_namespace",
+        pattern="^[A-Za-z0-9_-]{1,64}$",
+    )
+    journal_key_file: Path | None = setting(
+        None,
+        "file with the key, 64 hex digits, that encrypts the journal and stored responses in Redis, the same "
+        "for all routers; unset: a random key for each router",
+    )
+    cluster_id: str = fixed("", "`baton up` makes one at each start; it precedes the names of its workers")
+    embedded: bool = fixed(False, "it follows from redis_url, which is unset for the server of `baton up`")
+    journal_key: str = fixed("", "the key is in the file that journal_key_file names", repr=False)

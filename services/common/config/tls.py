@@ -4,50 +4,66 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from services.common.config.types import StrictModel
+from services.common.config.types import StrictModel, fixed, setting
 
 
 class InternalTls(StrictModel):
     """Mutual TLS between router, workers and supervisor, links over gRPC included."""
 
-    cert_file: Path = Field(description="this process's certificate chain, PEM")
-    key_file: Path = Field(description="its private key, PEM")
-    ca_file: Path = Field(description="the authorities of the cluster's certificates, PEM")
-    domain: str = Field(
+    cert_file: Path = setting(..., "certificate chain of this process, PEM")
+    key_file: Path = setting(..., "private key of that certificate, PEM")
+    ca_file: Path = setting(..., "authorities that sign the certificates of the cluster, PEM")
+    domain: str = setting(
+        ...,
+        "domain of the DNS name that a certificate has for its role: router.DOMAIN, prefill.DOMAIN, "
+        "decode.DOMAIN, workers.DOMAIN (both roles), supervisor.DOMAIN",
         pattern=r"^[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?$",
-        description="a certificate has the DNS name of its role in this domain: router.DOMAIN, "
-        "prefill.DOMAIN, decode.DOMAIN, workers.DOMAIN (both roles), supervisor.DOMAIN",
     )
 
 
 class PublicTls(StrictModel):
     """TLS on the public HTTP and gRPC ports."""
 
-    cert_file: Path = Field(description="the certificate chain, PEM")
-    key_file: Path = Field(description="its private key, PEM")
-    client_ca_file: Path | None = Field(
-        None, description="authorities of clients' certificates, PEM; unset: clients need none"
+    cert_file: Path = setting(..., "certificate chain that clients see, PEM")
+    key_file: Path = setting(..., "private key of that certificate, PEM")
+    client_ca_file: Path | None = setting(
+        None, "authorities of the certificates that clients must present, PEM; unset: clients need none"
     )
+
+
+class Tls(StrictModel):
+    """TLS of a process: towards the rest of the cluster, and of a router towards clients."""
+
+    internal: InternalTls | None = None
+    public: PublicTls | None = None
 
 
 class Auth(StrictModel):
     """API keys of the public ports: those of a file, or in Redis, or of tenants in both; `auth: none`: the
     ports serve everyone who reaches them."""
 
-    api_keys_file: Path | None = Field(
-        None, description="a key a line; empty lines and lines that begin with # are ignored"
+    api_keys_file: Path | None = setting(
+        None,
+        "file with the API keys that clients may use, one a line; without keys the router serves this "
+        "machine alone, unless `auth` is `none`",
+        who="everyone",
     )
-    tenants_file: Path | None = Field(
-        None, description="YAML: tenants with the SHA-256 of their keys, and their limits"
+    tenants_file: Path | None = setting(
+        None,
+        "YAML file of [tenants](#tenants), with the hashes of their API keys and their limits; in place of "
+        "`api_keys_file`",
     )
-    redis_keys: bool = Field(False, description="keys of tenants in Redis too, as `baton keys` writes them")
-    redis_keys_max_age_s: float = Field(
-        3600.0, gt=0, description="how long keys in Redis stay valid while Redis cannot be read"
+    redis_keys: bool = setting(
+        False,
+        "accept the API keys that `baton keys` has written to Redis, see [keys in Redis](#keys-in-redis)",
+    )
+    redis_keys_max_age_s: float = setting(
+        3600.0, "time for which the last known keys stay valid while Redis cannot be read", gt=0
     )
 
-    none: bool = Field(False, description="explicitly no keys")
+    none: bool = fixed(False, "write `auth: none`")
 
     @model_validator(mode="before")
     @classmethod

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
-from services.common.config.types import StrictModel
+from services.common.config.types import StrictModel, setting
 
 _TRACES_PATH = "/v1/traces"
 
@@ -15,19 +15,25 @@ _TRACES_PATH = "/v1/traces"
 class TracingSettings(StrictModel):
     """Where the spans of requests are sent. OTLP's own environment variables state the rest."""
 
-    otlp_endpoint: str | None = Field(
+    otlp_endpoint: str | None = setting(
         None,
-        description="URL of an OpenTelemetry collector that takes OTLP over HTTP, such as "
-        "http://collector:4318; unset: no traces",
+        "URL of an OpenTelemetry collector that takes OTLP over HTTP, such as `http://collector:4318`; "
+        "unset: no [traces](operations.md#traces)",
+        flag=True,
     )
-    otlp_headers_file: Path | None = Field(
-        None, description="file of headers for the collector, such as credentials: a line `name: value` each"
+    otlp_headers_file: Path | None = setting(
+        None,
+        "file of headers for the collector, such as credentials, a line `name: value` each; read at the "
+        "start on every machine with a router or worker",
+        flag=True,
     )
-    sample_ratio: float = Field(
+    sample_ratio: float = setting(
         1.0,
+        "share of requests that are traced among those whose client does not say (`traceparent`)",
+        unit="0 to 1",
+        flag="trace_sample_ratio",
         ge=0,
         le=1,
-        description="share of calls that are traced among those whose client does not say (traceparent)",
     )
 
     @field_validator("otlp_endpoint")

@@ -1,9 +1,9 @@
-"""What several configurations share: the base of every model, types, fields."""
+"""What several configurations share: the base of every model, how a setting is declared, types."""
 
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Any, Literal
 
 # Plugins would be looked for in the metadata of every installed package, at each start of a process.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -17,13 +17,44 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
+# Who should touch a setting: everyone who starts Baton; operators, who run it for others; experts, who have
+# measured their workload with another value.
+Audience = Literal["everyone", "operators", "experts"]
+
+
+def setting(
+    default: Any,  # noqa: ANN401
+    sentence: str,
+    *,
+    who: Audience = "operators",
+    unit: str = "",
+    flag: bool | str = False,
+    secret: bool = False,
+    **bounds: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    """Declares a public setting; `...` as its default: it is required.
+
+    `sentence`: what it does, for who has read nothing else. `unit`: of a number, where the field's name does
+    not end with it. `flag`: whether it has a flag and a variable, named like the field, or by this text.
+    `bounds`: as of `pydantic.Field`.
+    """
+    about: dict[str, Any] = {"who": who, "unit": unit, "flag": flag}
+    return Field(default, description=sentence, repr=not secret, json_schema_extra=about, **bounds)
+
+
+def fixed(default: Any, why: str, **bounds: Any) -> Any:  # noqa: ANN401
+    """Declares a value that is no public setting: Baton itself sets it, or nobody can choose it better. A
+    file that has it is refused with `why`, which completes "KEY is not a setting: "."""
+    return Field(default, json_schema_extra={"fixed": why}, **bounds)
+
+
 Role = Literal["prefill", "decode", "both"]
 # How a model writes tool calls and marks reasoning; auto: as its chat template shows.
 ToolCallFormat = Literal["auto", "none", "hermes", "llama3", "mistral", "mistral_v11", "qwen3_coder"]
 ReasoningFormat = Literal["auto", "none", "think"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-DRAIN_S = 20.0  # how long running requests may take to end at a stop
+DRAIN_S = 20.0  # longest time for running requests to end at a stop
 
 ClusterSecret = Field("", repr=False)
 """Authenticates a process's internal RPCs and links. Shared by the cluster's processes; empty only where all

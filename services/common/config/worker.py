@@ -11,7 +11,8 @@ from baton.base.prefill_defaults import AGE_CAP_S, ALONE_STEP_S, STEP_S
 from services.common.config.state import StateConfig
 from services.common.config.tls import InternalTls
 from services.common.config.tracing import TracingSettings
-from services.common.config.types import DRAIN_S, ClusterSecret, LogLevel, Role, StrictModel
+from services.common.config.transfer import TransferConfig, check_quantised_once
+from services.common.config.types import DRAIN_S, ClusterSecret, LogLevel, Role, StrictModel, fixed, setting
 
 Device = Literal["auto", "cpu", "cuda"]
 _DTYPE_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
@@ -24,8 +25,6 @@ def _dtype_name(value: object) -> object:
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32", "float64"], BeforeValidator(_dtype_name)]
 KVDType = Literal["auto", "fp8"]
 Numerics = Literal["auto", "exact", "fast"]
-Transport = Literal["auto", "grpc", "ipc", "nccl"]
-KVWire = Literal["native", "fp8", "int8"]
 Weights = Literal["file", "random"]
 Quantization = Literal["fp8", "int8", "int4"]
 
@@ -36,136 +35,219 @@ CPU_SLOTS, MOST_DEFAULT_SLOTS = 16, 256
 class EngineConfig(StrictModel):
     """Configuration of an engine process, of any role."""
 
-    device: Device = "auto"
-    device_index: int | None = Field(
+    device: Device = setting(
+        "auto", "where the model runs: cpu, or cuda (a GPU); auto: on a GPU where there is one", flag=True
+    )
+    device_index: int | None = fixed(
         None,
+        "workers take the GPUs in turn, prefill first; CUDA_VISIBLE_DEVICES says which GPUs they may use",
         ge=0,
-        description="index among the GPUs that CUDA shows; unset: round robin, the first for a single worker",
     )
-    dtype: DType = "auto"
-    kv_dtype: KVDType = Field(
+    dtype: DType = setting(
         "auto",
-        description="format of the KV cache: auto: the dtype of the model; fp8: e4m3 with a scale for each "
-        "token and head, half the memory of 16 bits. Prefill and decode workers must agree",
+        "number format of weights and KV cache, also `bf16`, `fp16`, `fp32`, `fp64`; auto: the checkpoint's "
+        "on a GPU, float32 on a CPU",
+        flag=True,
     )
-    numerics: Numerics = "auto"
-    quantization: Quantization | None = Field(
+    kv_dtype: KVDType = setting(
+        "auto",
+        "number format of the KV cache; auto: as `engine.dtype`; fp8: e4m3 with a scale for each token and "
+        "head, in half the memory of 16 bits ([0023](decisions/0023-a-cache-of-eight-bits.md)). The same on "
+        "all workers of a pool, and not together with `transfer.kv_wire`",
+        flag=True,
+    )
+    numerics: Numerics = setting(
+        "auto",
+        "exact: the tokens of a request never depend on the other requests of its batch; fast: they may, in "
+        "their last bits, and steps are shorter; auto: exact on a CPU, fast on a GPU",
+        who="experts",
+        flag=True,
+    )
+    quantization: Quantization | None = setting(
         None,
-        description="quantise the layers' matrices while they are loaded: fp8 (e4m3) and int8 by rows, int4 "
-        "by groups of 128 columns; unset: as the checkpoint stores them",
+        "[quantise](quantization.md) the weights of the layers while they are loaded: fp8 (e4m3) or int8 by "
+        "rows, int4 by groups of 128 columns; unset: as the checkpoint stores them",
+        who="everyone",
+        flag=True,
     )
-    quantize_head: bool = Field(
+    quantize_head: bool = setting(
         False,
-        description="quantise the head (lm_head) too, as quantization says; where it is tied to the "
+        "quantise the last layer (`lm_head`) too, as `engine.quantization` says; where it is tied to the "
         "embedding, a copy of it",
+        who="experts",
+        flag=True,
     )
-    weights: Weights = "file"
-    weights_seed: int = Field(0, ge=0, description="seed of --weights random, the same on every worker")
-    kernel_cache: str | None = Field(
-        None, description="folder of compiled kernels; unset: $TRITON_CACHE_DIR, else ~/.triton/cache"
+    weights: Weights = setting(
+        "file",
+        "file: the weights of the checkpoint; random: weights from a fixed seed, for load tests, which need "
+        "`config.json` alone",
+        who="experts",
+        flag=True,
     )
-    tune: Literal["auto", "off", "full"] = Field(
+    weights_seed: int = fixed(0, "random weights have seed 0, as they must be the same on every worker", ge=0)
+    kernel_cache: str | None = setting(
+        None,
+        "folder of compiled GPU kernels; unset: `$TRITON_CACHE_DIR`, else `~/.triton/cache`",
+        unit="path",
+        flag=True,
+    )
+    tune: Literal["auto", "off", "full"] = setting(
         "auto",
-        description="measure at the start which kernels compute the model's matrix products fastest: auto: "
-        "shapes that no table has, for up to 60 s, kept beside compiled kernels; off: never; full: all of "
-        "them, without a limit of time",
+        "measure at the start which kernels compute the model's matrix products fastest; auto: for shapes "
+        "that no table has, for up to 60 s, kept beside compiled kernels; off: never; full: for all shapes, "
+        "without a limit of time",
+        flag=True,
     )
-    block_tokens: int | None = Field(
-        None, ge=1, le=1024, description="tokens of a KV block; unset: 64 on a GPU, 16 on a CPU"
+    block_tokens: int | None = setting(
+        None, "tokens of a KV block; unset: 64 on a GPU, 16 on a CPU", who="experts", flag=True, ge=1, le=1024
     )
-    gpu_memory: float = Field(
-        0.9, gt=0, le=1, description="share of a GPU's memory that its workers use together, in equal parts"
+    gpu_memory: float = setting(
+        0.9,
+        "share of a GPU's memory that its workers use together, in equal parts; less where other programs "
+        "need some of it",
+        who="everyone",
+        unit="0 to 1",
+        flag=True,
+        gt=0,
+        le=1,
     )
-    gpu_workers: int | None = Field(
+    gpu_workers: int | None = setting(
         None,
+        "workers that may share a GPU; unset: one, or all of them on a machine with one GPU",
+        unit="workers",
+        flag=True,
         ge=1,
-        description="most workers that share a GPU; unset: one, or all of them where there is one GPU",
     )
-    gpu_links: int | None = Field(
+    gpu_links: int | None = setting(
         None,
+        "links with other workers that GPU memory is reserved for, up to 256 MiB each; further ones use "
+        "memory that is left, or go through the host; unset: one with each worker that hands sequences over "
+        "to it, with nccl also with each that it hands over to, where this command starts them all, else 1",
+        who="experts",
+        unit="links",
         ge=0,
-        description="links to other workers that GPU memory is reserved for, up to 256 MiB each; unset: "
-        "one to each worker that hands sequences over to it, with NCCL also to each that it "
-        "hands over to",
     )
-    kv_memory_mb: int | None = Field(
-        None, ge=1, description="memory for KV blocks; unset: 512 on a CPU, on a GPU what gpu_memory leaves"
-    )
-    kv_blocks: int | None = Field(None, ge=2, description="KV blocks of each cache group; unset: by memory")
-    slots: int | None = Field(
+    kv_memory_mb: int | None = setting(
         None,
+        "memory for KV blocks; unset: 512 on a CPU, on a GPU what weights and buffers leave of "
+        "`engine.gpu_memory`",
+        ge=1,
+    )
+    kv_blocks: int | None = setting(
+        None,
+        "KV blocks of each cache group; unset: as many as their memory holds",
+        who="experts",
+        unit="blocks",
+        flag=True,
+        ge=2,
+    )
+    slots: int | None = setting(
+        None,
+        "sequences that a decode worker generates at once; unset: 16 on a CPU, on a GPU as many of 1,024 "
+        "tokens (or of the whole context, where that is shorter) as its KV blocks hold, from 16 to 256",
+        unit="sequences",
+        flag=True,
         ge=1,
         le=4096,
-        description="most concurrent sequences of a decode worker; unset: 16 on a CPU, on a GPU as many "
-        "of 1,024 tokens as its KV blocks have room for, from 16 to 256",
     )
-    rows_per_slot: int = Field(
+    rows_per_slot: int = fixed(
         1,
+        "it is 1: a sequence advances by one token a step, so further rows would be computed and not used",
         ge=1,
         le=8,
-        description="rows that a decode step has for each sequence, one for each token by which it may "
-        "advance; a sequence uses one of them, the others are computed and not used",
     )
-    chunk_tokens: int | None = Field(
-        None, ge=1, description="most prompt tokens of a prefill step; unset: 256, on a GPU 2048"
-    )
-    prefill_step_ms: float = Field(
-        1e3 * STEP_S,
-        gt=0,
-        description="longest expected duration of a prefill step while short prompts wait or have come "
-        "within a second, but for those whose limits leave them time; a prompt that needs several steps then "
-        "gets half of each",
-    )
-    prefill_alone_step_ms: float | None = Field(
+    chunk_tokens: int | None = setting(
         None,
-        gt=0,
-        description="longest expected duration of a prefill step while none do and the worker decodes "
-        "nothing, or two limits of the time per output token of what it decodes take as long; "
-        f"unset: {1e3 * ALONE_STEP_S:g} on a GPU, on a CPU prefill_step_ms",
-    )
-    tpot_slo_ms: float | None = Field(
-        None,
-        gt=0,
-        description="on a worker of role both, prefill steps are paced so that decode steps take no longer "
-        "than this on average; unset: only by the limits that requests state",
-    )
-    prefill_age_cap_ms: float = Field(
-        1e3 * AGE_CAP_S,
-        ge=0,
-        description="a prompt that has waited so long gets at least an eighth of the steps' time",
-    )
-    prefill_graphs: bool = Field(
-        True, description="run prefill steps of up to 1,024 rows as CUDA graphs on a GPU"
-    )
-    mixed_steps: bool = Field(
-        True,
-        description="on a GPU worker of role both, run a decode step as part of each prefill step, so that "
-        "both read the weights once, unless requests use more than greedy or temperature sampling",
-    )
-    max_context_tokens: int | None = Field(None, ge=2, description="unset: the model's own")
-    max_logprobs: int = Field(
-        20, ge=0, le=20, description="most top logprobs that a request may ask for; 0: no logprobs"
-    )
-    host_kv_mb: int = Field(
-        512,
-        ge=0,
-        description="host memory for KV blocks of swapped-out sequences; 0: sequences are preempted instead",
-    )
-    reserve_output_tokens: int | None = Field(
-        None,
+        "most prompt tokens of one prefill step; unset: 256 on a CPU, 2048 on a GPU",
+        who="experts",
+        flag=True,
         ge=1,
-        description="output tokens to reserve KV blocks for; more are allocated as the sequence grows; "
-        "unset: the 90th percentile of recent output lengths",
     )
-    prefix_cache: bool = Field(True, description="reuse the KV blocks of common prompt prefixes")
-    prefix_host_mb: int = Field(
-        0, ge=0, description="host memory for cached blocks that are evicted from the device; 0: none"
+    prefill_step_ms: float = setting(
+        1e3 * STEP_S,
+        "target duration of a prefill step while short prompts wait or have come within a second; longer "
+        "steps compute more tokens a second, shorter ones let short prompts pass long ones",
+        who="experts",
+        gt=0,
     )
-    prefix_disk_dir: str | None = Field(
-        None, description="folder for cached blocks that are evicted from host memory; unset: none"
+    prefill_alone_step_ms: float | None = fixed(
+        None,
+        f"it is {1e3 * ALONE_STEP_S:g} on a GPU and prefill_step_ms on a CPU: each step has a fixed cost, "
+        "which longer ones spread, and what comes meanwhile waits for its end",
+        gt=0,
     )
-    prefix_disk_mb: int = Field(4096, ge=1, description="disk space for them, for each worker")
-    prefill_queue: int = Field(256, ge=1, description="most prefills of a worker, queued or running")
+    tpot_slo_ms: float | None = setting(
+        None,
+        "role `both`: prefill steps are paced so that decode steps take no longer than this on average, as "
+        "far as that leaves prompts an eighth of the time; unset: only by the [latencies that requests "
+        "state](api.md#service-level-objectives)",
+        who="experts",
+        flag=True,
+        gt=0,
+    )
+    prefill_age_cap_ms: float = fixed(
+        1e3 * AGE_CAP_S,
+        f"it is {1e3 * AGE_CAP_S:g}, after which a prompt gets at least an eighth of the steps' time, "
+        "however many come after it",
+        ge=0,
+    )
+    prefill_graphs: bool = fixed(
+        True,
+        "on a GPU, prefill steps of up to 1,024 rows run as CUDA graphs; without them the same launches are "
+        "made one by one",
+    )
+    mixed_steps: bool = setting(
+        True,
+        "role `both`, on a GPU: run a [decode step as part of each prefill "
+        "step](decisions/0044-decode-steps-in-prefill-steps.md), so that both read the weights once, unless "
+        "requests use more than greedy or temperature sampling",
+        who="experts",
+        flag=True,
+    )
+    max_context_tokens: int | None = setting(
+        None,
+        "longest prompt and output together; unset: the model's own limit",
+        who="everyone",
+        flag=True,
+        ge=2,
+    )
+    max_logprobs: int = setting(
+        20,
+        "alternatives for each token that a request may ask logprobs of; 0: no logprobs",
+        unit="tokens",
+        ge=0,
+        le=20,
+    )
+    host_kv_mb: int = setting(
+        512,
+        "host memory for the KV blocks of swapped-out sequences; 0: sequences are preempted instead, and "
+        "computed again later",
+        ge=0,
+    )
+    reserve_output_tokens: int | None = setting(
+        None,
+        "output tokens that a sequence gets KV blocks for at first, more are allocated as it grows; unset: "
+        "what nine of ten recent requests needed",
+        who="experts",
+        ge=1,
+    )
+    prefix_cache: bool = setting(True, "reuse the KV blocks of prompts that begin alike", who="experts")
+    prefix_host_mb: int = setting(
+        0, "host memory for cached blocks that were evicted from the device; 0: none", ge=0
+    )
+    prefix_disk_dir: str | None = setting(
+        None,
+        "folder for cached blocks that were evicted from host memory, which needs `engine.prefix_host_mb`; "
+        "unset: none",
+        unit="path",
+    )
+    prefix_disk_mb: int = setting(4096, "disk space in that folder, for each worker", ge=1)
+    prefill_queue: int = fixed(
+        256,
+        "it is 256 prefills of a worker, queued or running: routers send it far fewer, so it only bounds "
+        "memory",
+        ge=1,
+    )
 
     @model_validator(mode="after")
     def _disk_is_behind_the_host(self) -> EngineConfig:
@@ -220,76 +302,6 @@ class EngineConfig(StrictModel):
         return self.model_copy(update={"gpu_links": 0 if transfer.through_host else peers})
 
 
-class TransferConfig(StrictModel):
-    """Links between workers."""
-
-    transport: Transport = Field(
-        "auto",
-        description="ipc: within one host, nccl: between GPUs, grpc: anywhere; auto: ipc where both "
-        "workers can use it, else grpc",
-    )
-    kv_wire: KVWire = Field(
-        "native",
-        description="wire quantization of KV: native: none, fp8 and int8: eight bits an element with a "
-        "scale for each token and head, which halves the bytes of 16-bit KV and loses some "
-        "precision; quantized KV is sent through host memory",
-    )
-    piece_bytes: int = Field(1024 * 1024, ge=4096, le=1024 * 1024)
-    window_pieces: int = Field(32, ge=2, le=65536, description="staging pieces of a link at its receiver")
-    max_links: int = Field(
-        256,
-        ge=1,
-        le=4096,
-        description="senders that a decode worker has links with at once; beyond 64 the staging window of a "
-        "link in host memory is an eighth of window_pieces",
-    )
-    peer_timeout_s: float = Field(10.0, gt=0, description="longest wait for a peer's answer")
-    transfer_port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="where a decode worker listens for links over grpc or nccl; 0: any free port. The "
-        "first worker of `baton up` gets this port, each further one the next",
-    )
-    frames_port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="where a decode worker listens for the frames of nccl links; 0: any free port; "
-        "further workers as above",
-    )
-
-    both_receives: bool = Field(
-        False,
-        description="workers of role both exchange sequences with others: one may prefill what another "
-        "decodes, as the router chooses for each request",
-    )
-
-    def of_worker(self, index: int) -> TransferConfig:
-        """The configuration of the `index`-th of several workers, whose ports are higher by `index`."""
-        ports = {"transfer_port": self.transfer_port, "frames_port": self.frames_port}
-        return self.model_copy(update={name: port and port + index for name, port in ports.items()})
-
-    @property
-    def through_host(self) -> bool:
-        """Whether blocks are always sent through host memory, even where they are on GPUs."""
-        return self.transport == "grpc" or self.kv_wire != "native"
-
-    @model_validator(mode="after")
-    def _quantized_is_sent_through_the_host(self) -> TransferConfig:
-        if self.kv_wire != "native" and self.transport == "nccl":
-            raise ValueError(f"kv_wire {self.kv_wire} is sent through the host, transport nccl is not")
-        return self
-
-
-def check_quantised_once(engine: EngineConfig, transfer: TransferConfig) -> None:
-    """Raises ValueError where both the cache and what is sent of it would be quantised."""
-    if engine.kv_dtype == "fp8" and transfer.kv_wire != "native":
-        raise ValueError(
-            f"kv_wire {transfer.kv_wire} is for a cache that kv_dtype fp8 does not quantise already"
-        )
-
-
 class WorkerConfig(StrictModel):
     """One worker: a gRPC front process and one engine process."""
 
@@ -333,7 +345,7 @@ class WorkerConfig(StrictModel):
 
     @model_validator(mode="after")
     def _quantised_once(self) -> WorkerConfig:
-        check_quantised_once(self.engine, self.transfer)
+        check_quantised_once(self.engine.kv_dtype, self.transfer)
         return self
 
     @property

@@ -34,8 +34,8 @@ class Store:
         key = bytes.fromhex(config.journal_key) if config and config.journal_key else None
         self.state = (
             State.at(
-                config.redis_url,
-                namespace=config.namespace,
+                config.redis_url or "",
+                namespace=config.namespace or "",
                 journal_key=key,
                 url_file=config.redis_url_file,
             )
@@ -89,7 +89,7 @@ class Store:
             return None
         return StoreStatus(
             address=self.state.address,
-            namespace=self._config.namespace,
+            namespace=self._config.namespace or "",
             embedded=self._config.embedded,
             restarts=self.restarts,
             journal_open=await self._open(self.state.journal),

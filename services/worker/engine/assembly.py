@@ -37,7 +37,8 @@ from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.sender.sender import Sender
 from kvtransfer.transports.listen_config import ListenConfig
 from kvtransfer.transports.registry import make_connectors
-from services.common.config.worker import TransferConfig, WorkerConfig
+from services.common.config.transfer import TransferConfig
+from services.common.config.worker import WorkerConfig
 from services.common.engine.channel import EngineEnd
 from services.common.engine.launch import EngineLaunch, identity_of
 from services.common.engine.rings import worker_rings

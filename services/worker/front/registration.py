@@ -37,7 +37,9 @@ class Registration:
     raises BatonError(INVALID) for an invalid URL."""
 
     def __init__(self, config: WorkerConfig, store: StateConfig, tls: FrontTls | None = None) -> None:
-        self.state = State.at(store.redis_url, namespace=store.namespace, url_file=store.redis_url_file)
+        self.state = State.at(
+            store.redis_url or "", namespace=store.namespace or "", url_file=store.redis_url_file
+        )
         self._config = config
         self._tls = tls
         self._renewals: asyncio.Task[None] | None = None

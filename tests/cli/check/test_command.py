@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from baton.base.errors import BatonError, ErrorKind
 from services.cli.check import command
@@ -27,19 +26,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.cli.check.command._RETRY_S", 0.05)
 
 
-def written(folder: Path, **settings: Any) -> str:
-    path = folder / "test.yaml"
-    path.write_text(yaml.safe_dump({"model": MODEL, "timeout_s": 20, **settings}))
-    return str(path)
+def flags(**settings: Any) -> list[str]:
+    given = {"model": MODEL, "timeout_s": 20, **settings}
+    named = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
+    return [word for pair in named.items() for word in pair]
 
 
 def of(here: Site) -> dict[str, str]:
     return {"http": f"http://{here.addresses['http']}", "grpc": here.addresses["grpc"]}
 
 
-async def check(file: str) -> int:
+async def check(words: list[str]) -> int:
     """The exit code; the router of this test runs on the event loop meanwhile."""
-    return await asyncio.to_thread(main, ["check", "--config", file])
+    return await asyncio.to_thread(main, ["check", *words])
 
 
 async def test_everything_in_order(
@@ -48,7 +47,7 @@ async def test_everything_in_order(
     keys = tmp_path / "api-keys"
     keys.write_text(f"# ours\n{KEY}\nsk-second\n")
     async with site(auth=Auth(api_keys_file=keys)) as here:
-        assert await check(written(tmp_path, **of(here), api_keys_file=str(keys))) == 0
+        assert await check(flags(**of(here), api_keys_file=str(keys))) == 0
     out, err = capsys.readouterr()
     lines = [line for line in out.splitlines() if ": " in line and not line.startswith("20")]
     assert [line.partition(": ")[0] for line in lines] == [
@@ -67,7 +66,7 @@ async def test_it_waits_until_the_router_is_ready(site: SiteMaker, tmp_path: Pat
     async with site() as here:
         here.router.dispatcher.draining = True
         here.router.readiness.update()
-        checking = asyncio.create_task(check(written(tmp_path, **of(here))))
+        checking = asyncio.create_task(check(flags(**of(here))))
         await asyncio.sleep(0.2)
         assert not checking.done()
         here.router.dispatcher.draining = False
@@ -91,7 +90,7 @@ async def test_a_failure_is_one_line_and_exit_code_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with site() as here:
-        assert await check(written(tmp_path, **{**of(here), "timeout_s": 4.0, **settings})) == 1
+        assert await check(flags(**{**of(here), "timeout_s": 4.0, **settings})) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith(f"baton: error: {message}")
@@ -104,8 +103,8 @@ async def test_a_wrong_key_is_not_shown(
     keys.write_text("sk-other\n")
     ours.write_text(f"{KEY}\n")
     async with site(auth=Auth(api_keys_file=keys)) as here:
-        file = written(tmp_path, **{**of(here), "timeout_s": 4.0, "api_keys_file": str(ours)})
-        assert await check(file) == 1
+        words = flags(**{**of(here), "timeout_s": 4.0, "api_keys_file": str(ours)})
+        assert await check(words) == 1
     out, err = capsys.readouterr()
     assert err == "baton: error: GET /v1/models: status 401: this API key is not valid\n"
     assert KEY not in out
@@ -114,24 +113,22 @@ async def test_a_wrong_key_is_not_shown(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"http": "chat:80"}, "http must be a URL"),
-        ({"http": "http://user:word@chat"}, "http must be a URL"),
-        ({"grpc": "chat"}, "grpc: string should match"),
-        ({"odd": 1}, "unknown key odd"),
-        ({"model": None}, "model: input should be a valid string"),
-        ({"tls": {"cert_file": "a"}}, "tls needs both of cert_file and key_file"),
+        ({"http": "chat:80"}, "--http must be a URL"),
+        ({"http": "http://user:word@chat"}, "--http must be a URL"),
+        ({"grpc": "chat"}, "--grpc must be HOST:PORT"),
+        ({"timeout_s": 0}, "--timeout-s must be above 0"),
+        ({"cert_file": "a"}, "TLS needs both of --cert-file and --key-file"),
         ({"api_keys_file": "/nowhere"}, "cannot read api_keys_file /nowhere"),
         (
-            {"http": "https://chat", "tls": {"cert_file": "/nowhere", "key_file": "/nowhere"}},
+            {"http": "https://chat", "cert_file": "/nowhere", "key_file": "/nowhere"},
             "cannot read /nowhere",
         ),
     ],
 )
-def test_a_wrong_file_is_refused(
-    tmp_path: Path, settings: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_flag_is_refused(
+    settings: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = written(tmp_path, **{"http": "http://chat", "grpc": "chat:1", **settings})
-    assert main(["check", "--config", file]) == 2
+    assert main(["check", *flags(**{"http": "http://chat", "grpc": "chat:1", **settings})]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert message in lines[0]

@@ -15,8 +15,9 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton.base.errors import BatonError
+from baton.client.tls import Tls
 from services.cli.check.command import Check
-from services.common.config.check import CheckFile
+from services.cli.check.target import Target
 from tests.certificates import self_signed
 
 
@@ -64,7 +65,9 @@ def settings(tmp_path: Path) -> Iterator[dict[str, Any]]:
 
 
 def check(settings: dict[str, Any], step: str, within_s: float = 5.0) -> str:
-    return Check(CheckFile.model_validate(settings)).steps[step](time.monotonic() + within_s)
+    return Check(Target(**{**settings, "tls": Tls(**settings["tls"])})).steps[step](
+        time.monotonic() + within_s
+    )
 
 
 def test_the_configured_authority(settings: dict[str, Any]) -> None:

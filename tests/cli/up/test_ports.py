@@ -10,7 +10,7 @@ import pytest
 from baton.base.errors import BatonError
 from services.cli.main import main
 from services.cli.up.command import require_free_ports
-from services.common.config.up import UpConfig
+from services.common.config.settings import Settings
 
 
 @pytest.fixture
@@ -37,4 +37,4 @@ def test_port_in_use(
 
 def test_one_port_for_two_listeners() -> None:
     with pytest.raises(BatonError, match="port 81 is named for both"):
-        require_free_ports(UpConfig.model_validate({"router": {"http_port": 81, "grpc_port": 81}}))
+        require_free_ports(Settings.model_validate({"router": {"http_port": 81, "grpc_port": 81}}))

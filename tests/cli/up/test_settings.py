@@ -21,12 +21,12 @@ from services.cli.up.local_cluster import (
     worker_configs,
 )
 from services.common.config.router import RouterConfig
+from services.common.config.settings import Settings
 from services.common.config.state import StateConfig
-from services.common.config.up import UpConfig
 from services.common.config.worker import WorkerConfig
 
 
-def load(*flags: str, **environment: str) -> UpConfig:
+def load(*flags: str, **environment: str) -> Settings:
     parser = argparse.ArgumentParser()
     settings.add_flags(parser)
     return settings.load(parser.parse_args(flags), environment)
@@ -297,16 +297,6 @@ def test_a_worker_that_joins_a_cluster() -> None:
     assert (worker().state, worker().name) == (None, "both")
 
 
-def test_every_flag_names_a_setting() -> None:
-    defaults = UpConfig().model_dump()
-    for flag in settings.FLAGS:
-        value: object = defaults
-        for part in flag.path.split("."):
-            assert isinstance(value, dict)
-            assert part in value, flag
-            value = value[part]
-
-
 def test_the_clusters_secret_comes_from_file_or_environment_and_shows_nowhere(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("a secret that a file holds\n")
@@ -317,8 +307,15 @@ def test_the_clusters_secret_comes_from_file_or_environment_and_shows_nowhere(tm
     assert {config.cluster_secret, router.cluster_secret} == {"a secret of the environment"}
     assert all(one.cluster_secret == "a secret of the environment" for one in workers)
     assert not any("a secret" in repr(one) for one in (config, router, *workers))
+    both = load("--cluster-secret-file", str(file), BATON_CLUSTER_SECRET="a secret of the environment")
+    assert both.cluster_secret == "a secret that a file holds", "flags go before variables"
+    settings_file = tmp_path / "baton.yaml"
+    settings_file.write_text(f"cluster_secret_file: {file}\n")
+    both = load("-c", str(settings_file), BATON_CLUSTER_SECRET="a secret of the environment")
+    assert both.cluster_secret == "a secret of the environment", "variables go before the file"
+    settings_file.write_text(f"cluster_secret_file: {file}\ncluster_secret: a secret of the environment\n")
     with pytest.raises(BatonError, match="both set"):
-        load("--cluster-secret-file", str(file), BATON_CLUSTER_SECRET="a secret of the environment")
+        load("-c", str(settings_file))
     with pytest.raises(BatonError) as short:
         load(BATON_CLUSTER_SECRET="short-one")
     assert "short-one" not in short.value.message

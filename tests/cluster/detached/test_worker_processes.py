@@ -95,7 +95,7 @@ def config(tmp_path: Path) -> Callable[..., ClusterConfig]:
             f"worker: {ports}, prefill: {counts.get('prefill', 1)}, decode: {counts.get('decode', 2)}}}"
         )
         arguments = _parser().parse_args(["supervise", "--config", str(tmp_path / "supervise.yaml")])
-        return supervise_config(arguments, {"BATON_HOST": "10.0.0.9"}).cluster
+        return supervise_config(arguments, {"BATON_HOST": "10.0.0.9"})
 
     return of
 

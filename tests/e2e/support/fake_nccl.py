@@ -11,7 +11,8 @@ from pathlib import Path
 from baton.device import nccl_channel
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
-from services.common.config.worker import TransferConfig, WorkerConfig
+from services.common.config.transfer import TransferConfig
+from services.common.config.worker import WorkerConfig
 from services.worker.engine import assembly
 from services.worker.engine import process as engine_process
 from services.worker.engine.startup.model_loader import LoadedModel

@@ -14,8 +14,8 @@ from baton.base.errors import BatonError, ErrorKind
 from services.cli.up import settings
 from services.cli.up.local_cluster import router_config
 from services.common.config.router import RouterConfig, check_public_access
+from services.common.config.settings import Settings
 from services.common.config.tls import Auth
-from services.common.config.up import UpConfig
 from services.router.app import Router
 from tests.router.conftest import SiteMaker
 from tests.router.http_client import http
@@ -51,7 +51,7 @@ async def test_none_is_a_warning_and_serves(site: SiteMaker) -> None:
     assert [log["host"] for log in logs if log["event"] == "public_ports_without_api_keys"] == ["0.0.0.0"]
 
 
-def up(folder: Path, *flags: str, **given: Any) -> UpConfig:
+def up(folder: Path, *flags: str, **given: Any) -> Settings:
     (folder / "up.yaml").write_text(yaml.safe_dump(given))
     parser = argparse.ArgumentParser()
     settings.add_flags(parser)

@@ -9,7 +9,8 @@ import pytest
 from baton.base.errors import BatonError, ErrorKind
 from services.common.config.plaintext import plaintext_ports
 from services.common.config.tls import InternalTls
-from services.common.config.worker import TransferConfig, WorkerConfig
+from services.common.config.transfer import TransferConfig
+from services.common.config.worker import WorkerConfig
 
 TLS = InternalTls.model_validate({"cert_file": "c", "key_file": "k", "ca_file": "a", "domain": "d"})
 IPC, NCCL = TransferConfig(transport="ipc"), TransferConfig(transport="nccl")

@@ -17,7 +17,8 @@ from baton.v1.engine_pb2 import EngineCommand, EngineEvent, SlotEndedCommand
 from baton.v1.prefill_pb2 import PrefillRequest
 from baton.v1.types_pb2 import Attempt, Limits, Sampling
 from baton.v1.worker_pb2 import GetAuditRequest
-from services.common.config.worker import EngineConfig, KVWire, TransferConfig, Transport, WorkerConfig
+from services.common.config.transfer import KVWire, TransferConfig, Transport
+from services.common.config.worker import EngineConfig, WorkerConfig
 from services.common.engine.channel import EngineEnd
 from services.common.engine.launch import EngineLaunch
 from services.common.engine.rings import worker_rings

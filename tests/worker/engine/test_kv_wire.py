@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from models.demo_training.conversation import RowMaker
 from models.demo_training.evaluate import DEMO_MODEL
 from models.demo_training.exam import retrieval
-from services.common.config.worker import KVWire, Transport
+from services.common.config.transfer import KVWire, Transport
 from tests.worker.engine.engine_pair import BLOCK, Pair
 
 QUESTIONS, CONTEXT, MOST = 3, 200, 20

@@ -14,7 +14,8 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.device import nccl_channel
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
-from services.common.config.worker import EngineConfig, TransferConfig, Transport, WorkerConfig
+from services.common.config.transfer import TransferConfig, Transport
+from services.common.config.worker import EngineConfig, WorkerConfig
 from services.worker.engine.startup.link_setup import check_transport, nccl_links
 from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.support.fake_device import FakeDevice, Pump

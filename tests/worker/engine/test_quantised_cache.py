@@ -12,7 +12,8 @@ import pytest
 
 from baton.base.errors import ErrorKind
 from baton.engine.shared_memory.output_ring import Finish
-from services.common.config.worker import TransferConfig, Transport, WorkerConfig
+from services.common.config.transfer import TransferConfig, Transport
+from services.common.config.worker import WorkerConfig
 from tests.worker.engine.engine_pair import Pair
 from tests.worker.engine.stepped_engine import SteppedEngine
 from tests.worker.engine.test_prefix_cache import ask

@@ -17,7 +17,7 @@ from torch import Tensor
 from baton.base.errors import BatonError, ErrorKind
 from baton.engine.memory.kv_cache import KVCache
 from kvtransfer.device.quantise import EightBit, quantise, restore
-from services.common.config.worker import KVWire
+from services.common.config.transfer import KVWire
 
 _KINDS: dict[KVWire, EightBit] = {"fp8": EightBit.E4M3, "int8": EightBit.INT8}
 _SCALE_BYTES = 4

@@ -10,7 +10,8 @@ from kvtransfer.device.mover import warm
 from kvtransfer.protocol.addresses import NCCL
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from kvtransfer.transports.registry import transports_of
-from services.common.config.worker import TransferConfig, WorkerConfig
+from services.common.config.transfer import TransferConfig
+from services.common.config.worker import WorkerConfig
 from services.common.observability.logs import get_log
 from services.worker.engine.startup.model_loader import LoadedModel, device_of
 

@@ -10,7 +10,7 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 from kvtransfer.device.quantise import EightBit, quantise, restore
 from kvtransfer.protocol.piece_geometry import PieceGeometry
-from services.common.config.worker import KVWire, TransferConfig
+from services.common.config.transfer import KVWire, TransferConfig
 from services.worker.engine.startup.kv_wire_format import WireBlocks, wire_blocks
 
 FINGERPRINT = b"f" * 32

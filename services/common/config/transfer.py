@@ -1,0 +1,107 @@
+"""Configuration of the links between workers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from services.common.config.types import StrictModel, fixed, setting
+
+Transport = Literal["auto", "grpc", "ipc", "nccl"]
+KVWire = Literal["native", "fp8", "int8"]
+
+
+class TransferConfig(StrictModel):
+    """Links between workers."""
+
+    transport: Transport = setting(
+        "auto",
+        "how KV blocks get from prefill to decode workers: ipc (within one host), nccl (between GPUs), grpc "
+        "(anywhere); auto: ipc where both ends are on one host, else grpc",
+        flag=True,
+    )
+    kv_wire: KVWire = setting(
+        "native",
+        "format of KV blocks on their way: native: unchanged; fp8 or int8: one byte an element with a scale "
+        "for each token and head, which halves the bytes of 16-bit KV, loses some precision, and goes "
+        "through host memory",
+        who="experts",
+        flag=True,
+    )
+    piece_bytes: int = setting(
+        1024 * 1024,
+        "size of the pieces in which blocks are sent through host memory",
+        who="experts",
+        ge=4096,
+        le=1024 * 1024,
+    )
+    window_pieces: int = setting(
+        32,
+        "pieces of staging memory that the receiver of a link has; more of them fill a longer or faster "
+        "network",
+        who="experts",
+        unit="pieces",
+        ge=2,
+        le=65536,
+    )
+    max_links: int = setting(
+        256,
+        "senders that a decode worker has links with at once; beyond 64 each link through host memory has "
+        "an eighth of `transfer.window_pieces`",
+        who="experts",
+        unit="links",
+        ge=1,
+        le=4096,
+    )
+    peer_timeout_s: float = fixed(
+        10.0,
+        "it is 10 s: with less a peer that is busy would count as dead",
+        gt=0,
+    )
+    transfer_port: int = setting(
+        0,
+        "port on which the first decode worker listens for links over grpc or nccl, each further worker has "
+        "the next one; 0: any free port",
+        flag=True,
+        ge=0,
+        le=65535,
+    )
+    frames_port: int = setting(
+        0,
+        "second port of the first decode worker, for nccl links, each further worker has the next one; 0: "
+        "any free port",
+        flag=True,
+        ge=0,
+        le=65535,
+    )
+    both_receives: bool = setting(
+        False,
+        "workers of role `both` exchange sequences: one may prefill what another decodes, as the router "
+        "chooses for each request: [conditional disaggregation](operations.md#conditional-disaggregation)",
+        flag=True,
+    )
+
+    def of_worker(self, index: int) -> TransferConfig:
+        """The configuration of the `index`-th of several workers, whose ports are higher by `index`."""
+        ports = {"transfer_port": self.transfer_port, "frames_port": self.frames_port}
+        return self.model_copy(update={name: port and port + index for name, port in ports.items()})
+
+    @property
+    def through_host(self) -> bool:
+        """Whether blocks are always sent through host memory, even where they are on GPUs."""
+        return self.transport == "grpc" or self.kv_wire != "native"
+
+    @model_validator(mode="after")
+    def _quantized_is_sent_through_the_host(self) -> TransferConfig:
+        if self.kv_wire != "native" and self.transport == "nccl":
+            raise ValueError(f"kv_wire {self.kv_wire} is sent through the host, transport nccl is not")
+        return self
+
+
+def check_quantised_once(kv_dtype: str, transfer: TransferConfig) -> None:
+    """Raises ValueError where both the cache and what is sent of it would be quantised."""
+    if kv_dtype == "fp8" and transfer.kv_wire != "native":
+        raise ValueError(
+            f"kv_wire {transfer.kv_wire} is for a cache that kv_dtype fp8 does not quantise already"
+        )

@@ -1,0 +1,152 @@
+"""One order of sources for every command, and one line for each key, flag or variable that nothing reads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.base.errors import BatonError
+from services.cli.main import main
+from services.common.config import reader
+from services.common.config.settings import Settings
+from services.common.config.tree import settings_of
+from services.common.config.types import StrictModel, setting
+from services.common.config.variables import is_service_link, unknown_variables
+from services.common.config.views import ROUTER, SUPERVISE, UP, WORKER, WORKER_GROUP, View
+
+
+def read(view: View, *flags: str, file: Any = None, folder: Path, **env: str) -> Settings:
+    parser = argparse.ArgumentParser()
+    reader.add_flags(parser, view, file=False)
+    words = list(flags)
+    if file is not None:
+        (folder / "baton.yaml").write_text(json.dumps(file))
+        words += ["--config", str(folder / "baton.yaml")]
+    return reader.read(view, parser.parse_args(words), env)
+
+
+@pytest.mark.parametrize("view", [UP, WORKER])
+def test_flags_variables_file_defaults(view: View, tmp_path: Path) -> None:
+    file: dict[str, Any] = {"model": "m", "engine": {"slots": 4, "chunk_tokens": 4, "block_tokens": 4}}
+    given = read(
+        view, "--slots", "2", file=file, folder=tmp_path, BATON_SLOTS="3", BATON_CHUNK_TOKENS="3"
+    ).engine
+    assert (given.slots, given.chunk_tokens, given.block_tokens) == (2, 3, 4)
+    assert (given.kv_blocks, read(view, "--model", "m", folder=tmp_path).engine.slots) == (None, None)
+
+
+def test_a_command_has_defaults_of_its_own(tmp_path: Path) -> None:
+    assert read(UP, folder=tmp_path).start_timeout_s == 600
+    assert read(WORKER, "--model", "m", folder=tmp_path).start_timeout_s == 1800
+    assert read(WORKER, file={"model": "m", "start_timeout_s": 7}, folder=tmp_path).start_timeout_s == 7
+
+
+@pytest.mark.parametrize(
+    ("view", "file", "message"),
+    [
+        (UP, {"slots": 4}, "unknown key slots (did you mean engine.slots?)"),
+        (UP, {"engine": {"slot": 4}}, "unknown key engine.slot (did you mean engine.slots?)"),
+        (UP, {"router": {"connections": {"idle_timeout": 1}}}, "router.connections.idle_timeout_s?"),
+        (UP, {"colour": "red"}, "unknown key colour"),
+        (UP, {"tls": {"internal": {}}}, "unknown key tls.internal: baton up does not read it"),
+        (ROUTER, {"engine": {}}, "unknown key engine: baton router does not read it"),
+        (WORKER_GROUP, {"cluster_secret": "x"}, "cluster_secret: baton worker-group does not read it"),
+        (SUPERVISE, {"engine_of_role": {"decode": {"slotz": 1}}}, "unknown key engine.slotz (did you mean"),
+        (SUPERVISE, {"engine_of_role": {"decode": {"weights_seed": 1}}}, "which is not a setting: random"),
+        (UP, {"router": {"max_attempts": 5}}, "router.max_attempts, which is not a setting: it is 3: what"),
+    ],
+)
+def test_a_key_that_is_not_read_is_refused(
+    view: View, file: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BatonError) as refusal:
+        read(view, file=file, folder=tmp_path)
+    assert message in refusal.value.message
+    assert "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize("one", [one for one in settings_of() if one.fixed], ids=lambda one: one.path)
+def test_what_is_no_setting_is_refused_with_its_reason(one: Any, tmp_path: Path) -> None:
+    value: Any = 1
+    for part in reversed(one.path.split(".")):
+        value = {part: value}
+    with pytest.raises(BatonError) as refusal:
+        read(UP, file=value, folder=tmp_path)
+    assert refusal.value.message == f"unknown key {one.path}, which is not a setting: {one.fixed}"
+
+
+def test_an_unknown_flag_is_refused_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in (
+        (["up", "--slot", "3"], "unrecognized argument --slot, did you mean --slots? (see baton up --help)"),
+        (
+            ["router", "-c", "f", "--http-prot=1"],
+            "argument --http-prot=1, did you mean --http-port?",
+        ),
+        (["status", "--colour"], "unrecognized argument --colour (see baton status --help)"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        err = capsys.readouterr().err
+        assert (ended.value.code, err.count("\n")) == (2, 1)
+        assert message in err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BATON_ROUTER_SERVICE_HOST", "10.0.0.1"),
+        ("BATON_ROUTER_SERVICE_PORT", "8000"),
+        ("BATON_ROUTER_SERVICE_PORT_HTTP", "8000"),
+        ("BATON_SERVICE_HOST", "10.0.0.1"),
+        ("BATON_PORT", "tcp://10.0.0.1:8000"),
+        ("BATON_ROUTER_PORT", "udp://10.0.0.1:53"),
+        ("BATON_ROUTER_PORT_8000_TCP", "tcp://10.0.0.1:8000"),
+        ("BATON_ROUTER_PORT_8000_TCP_ADDR", "10.0.0.1"),
+        ("BATON_ROUTER_PORT_8000_TCP_PORT", "8000"),
+        ("BATON_ROUTER_PORT_8000_TCP_PROTO", "tcp"),
+        ("BATON_HTTP_PORT", "tcp://10.0.0.1:80"),
+        ("BATON_PORT", "tcp://[fd00::1]:80"),
+    ],
+)
+def test_variables_of_kubernetes_are_silent(name: str, value: str, tmp_path: Path) -> None:
+    assert is_service_link(name, value)
+    assert list(unknown_variables({name: value}, [])) == []
+    assert read(UP, folder=tmp_path, **{name: value}) == read(UP, folder=tmp_path), "nor are they settings"
+
+
+def test_an_unknown_variable_is_a_warning_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = {"BATON_SLOT": "1", "BATON_HTPP_PORT": "80", "OTHER": "1", "BATON_NAME": "n"}
+    known = [one.variable for one in settings_of() if one.variable]
+    assert list(unknown_variables(environment, known)) == [
+        "the variable BATON_HTPP_PORT is not known and ignored (did you mean BATON_HTTP_PORT?)",
+        "the variable BATON_SLOT is not known and ignored (did you mean BATON_SLOTS?)",
+    ]
+    monkeypatch.setenv("BATON_SLOT", "1")
+    assert main(["up", "--model", "/nowhere"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("baton: warning: the variable BATON_SLOT is not known")
+    assert len(lines) == 2, "the warning, and what is wrong"
+
+
+def test_a_setting_is_listed_by_path_with_what_it_declares() -> None:
+    class Section(StrictModel):
+        size_mb: int | None = setting(None, "memory for it", flag=True)
+
+    class Root(StrictModel):
+        part: Section | None = None
+
+    (one,) = settings_of(Root)
+    assert (one.path, one.flag, one.variable, one.unit, one.default, one.who) == (
+        "part.size_mb",
+        "--size-mb",
+        "BATON_SIZE_MB",
+        "MiB",
+        "",
+        "operators",
+    )
