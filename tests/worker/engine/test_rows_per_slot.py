@@ -9,6 +9,7 @@ import pytest
 from baton.engine.shared_memory.output_ring import Finish
 from baton.v1.worker_pb2 import GetAuditRequest
 from services.common.config.worker import EngineConfig
+from services.common.engine import rings as rings_module
 from services.common.engine.rings import worker_rings
 from services.worker.engine.decode import block_allocation
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
@@ -51,3 +52,10 @@ def test_rings_are_as_large_as_rows_need(rows: int) -> None:
     rings = worker_rings(EngineConfig(slots=8, rows_per_slot=rows))
     assert rings.ring_words == 64 * 8 * rows
     assert rings.mailbox_entries == worker_rings(EngineConfig(slots=8)).mailbox_entries
+
+
+def test_every_process_takes_the_sizes_of_its_rings_from_one_place() -> None:
+    """A front that sized them by itself would read where the engine writes something else."""
+    services = Path(rings_module.__file__).parents[2]
+    sizing = [path for path in services.rglob("*.py") if "SharedRings(" in path.read_text("utf-8")]
+    assert sizing == [Path(rings_module.__file__)]
