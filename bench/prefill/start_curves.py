@@ -127,8 +127,8 @@ def _compared(found: dict[str, list[Curves]], name: str) -> dict[str, Any]:
             kind: [curves[name][rows] for curves in measured if rows in curves[name]]
             for kind, measured in found.items()
         }
-        if not all(repeats.values()):
-            continue
+        if not all(repeats.values()) or not min(map(min, repeats.values())):
+            continue  # left out of one of the curves, or the host was disturbed
         zero, drawn = (1e3 * median(repeats[kind]) for kind in ("token_0", "random"))
         spread = max(spread, *(max(each) / min(each) - 1 for each in repeats.values()))
         by_rows[str(rows)] = [round(zero, 4), round(drawn, 4), round(100 * (drawn / zero - 1), 2)]
