@@ -1,4 +1,4 @@
-"""The documentation names files, settings, metrics, log events, flags and links that exist."""
+"""The documentation names files, settings, metrics, log events, flags, rules and links that exist."""
 
 from __future__ import annotations
 
@@ -184,3 +184,93 @@ def _anchors(page: Path) -> set[str]:
 
 def _first_cell(line: str) -> list[str]:
     return re.findall(r"`([^`]+)`", line.split("|")[1])
+
+
+def test_every_rule_of_the_scheduling_page_names_its_code_and_its_test() -> None:
+    rules = _rules()
+    assert len(rules) > 80
+    missing = {place for *_, code, test in rules for place in (code, test) if not _exists(place)}
+    assert missing == set()
+    assert [test for *_, test in rules if not test.startswith("tests/") or "::test_" not in test] == []
+
+
+def test_values_of_the_scheduling_page_are_those_of_the_code() -> None:
+    settings = _defaults()
+    wrong = {}
+    for rule, value, code, _ in _rules():
+        known = [settings[code]] if code in settings else [f"{one:.12g}" for one in _numbers(code)]
+        if re.findall(r"[\d.]+|true|false", value) != known:
+            wrong[rule] = (value, known)
+    assert wrong == {}
+
+
+def test_settings_of_the_scheduling_page_exist() -> None:
+    page = (DOCS / "scheduling.md").read_text("utf-8")
+    named = set(re.findall(r"`((?:router|engine)\.[a-z_]+)`", page))
+    assert named - _defaults().keys() == set()
+
+
+def _rules() -> list[list[str]]:
+    """The rows of the tables of rules: a rule, its value, what implements it, the test that holds it."""
+    lines = (DOCS / "scheduling.md").read_text("utf-8").splitlines()
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines if line[:2] == "| "]
+    return [row for row in rows if len(row) == 4 and row[0] != "rule"]
+
+
+def _defaults() -> dict[str, str]:
+    """The defaults of all settings, those that are fixed included."""
+    return {one.path: one.default for one in settings_of()}
+
+
+def _exists(place: str) -> bool:
+    """True if `file::name` is defined there, all of several names, or if it is a setting."""
+    file, _, names = place.partition("::")
+    if not names:
+        return file in _defaults()
+    path = ROOT / file
+    return path.is_file() and set(names.split(", ")) <= _defined(ast.parse(path.read_text("utf-8"))).keys()
+
+
+def _defined(tree: ast.Module) -> dict[str, ast.AST]:
+    """What a module defines: functions, classes, methods as `Class.method`, and constants by their values."""
+    found: dict[str, ast.AST] = {}
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                found[node.name] = node
+            case ast.ClassDef():
+                found[node.name] = node
+                found |= {
+                    f"{node.name}.{one.name}": one for one in node.body if isinstance(one, ast.FunctionDef)
+                }
+            case ast.Assign(targets=[ast.Name(name)], value=value):
+                found[name] = value
+            case ast.AnnAssign(target=ast.Name(name), value=ast.expr() as value):
+                found[name] = value
+            case ast.Assign(targets=[ast.Tuple(names)], value=ast.Tuple(values)):
+                found |= {
+                    name.id: value
+                    for name, value in zip(names, values, strict=True)
+                    if isinstance(name, ast.Name)
+                }
+            case _:
+                continue
+    return found
+
+
+def _numbers(place: str) -> list[float]:
+    """The values of the constants that `file::name` names; none of a function or class."""
+    file, _, names = place.partition("::")
+    if not names:
+        return []
+    defined = _defined(ast.parse((ROOT / file).read_text("utf-8")))
+    values = [defined.get(name) for name in names.split(", ")]
+    return [_number(value) for value in values if isinstance(value, ast.expr)]
+
+
+def _number(value: ast.expr) -> float:
+    match value:
+        case ast.BinOp(left, ast.Div(), right):
+            return _number(left) / _number(right)
+        case _:
+            return float(ast.literal_eval(value))

@@ -147,9 +147,8 @@ class DecodeLoop(ABC):
     @property
     def stream(self) -> ComputeStream | None:
         """The stream of the steps. Prefill steps of the same worker run on it, too, in turn with decode
-        steps: both at once take longer than one after the other
-        (docs/decisions/0039-prefill-and-decode-in-turn.md). None where each step ends before `launch`
-        returns."""
+        steps: both at once take longer than one after the other (docs/scheduling.md). None where each step
+        ends before `launch` returns."""
         return None
 
     @property

@@ -171,9 +171,9 @@ def _stream_urgency(used: float) -> float:
     """What a second of delay counts to a sequence whose steps take the share `used` of its limit: little
     while it has time to spare, 1 at 0.86 of it, and the more the nearer it is to the limit.
 
-    Chosen in virtual time with the one of prompts (docs/decisions/0037-spare-time-counts-less.md): where it
-    is more, requests wait for a busy prefill worker until their first token is late, though decode has time
-    to spare; where it is less, prompts take time of decode that its streams need.
+    Chosen in virtual time with the one of prompts (docs/scheduling.md): where it is more, requests wait for a
+    busy prefill worker until their first token is late, though decode has time to spare; where it is less,
+    prompts take time of decode that its streams need.
     """
     return _MOST_URGENT if used >= 1 else min(_MOST_URGENT, used**4 / (4 * (1 - used)))
 

@@ -6,17 +6,26 @@ from dataclasses import replace
 
 import pytest
 
+from baton.base.prefill_defaults import MOST_PREFILL_SHARE
 from baton.perf_model.curve import Curve
+from baton.perf_model.kv_costs import HANDOFF_S
 from baton.perf_model.step_costs import StepCosts
 from services.router.placement.forecast import (
     TPOT_SAFETY,
+    TTFT_SAFETY,
     PromptAt,
+    loaded_step_s,
+    mean_context,
     prefill_delay_s,
     prefill_misses,
+    sequence_delay_s,
     sequences_within,
     step_s,
+    usual_output,
 )
+from services.router.request.slo import Due
 from services.router.workers.backlog import Turn
+from services.router.workers.decode_load import DecodeLoad
 from services.router.workers.other_claims import SiblingCounts
 from services.router.workers.recent_work import Turnover
 from services.router.workers.worker import Worker
@@ -117,3 +126,49 @@ def test_a_prompt_delays_sequences_of_other_processes() -> None:
     assert prefill_delay_s(worker, prompt, handed_over=False, behind=0) == pytest.approx(0.1)
     worker.set_siblings(SiblingCounts(processes=1, slots=3, context=3 * CONTEXT))
     assert prefill_delay_s(worker, prompt, handed_over=False, behind=0) == pytest.approx(0.4)
+
+
+def test_a_long_max_tokens_is_no_prediction() -> None:
+    assert (usual_output(100), mean_context(1000, 100)) == (100, 1050)
+    assert (usual_output(100_000), mean_context(1000, 100_000)) == (512, 1256)
+
+
+@pytest.mark.parametrize(("share", "times"), [(0.0, 1.0), (0.5, 2.0), (MOST_PREFILL_SHARE, 8.0), (1.0, 8.0)])
+def test_prompts_leave_decode_an_eighth_of_the_time(share: float, times: float) -> None:
+    costs = StepCosts(decode_step_s=0.005)
+    assert loaded_step_s(costs, DecodeLoad(1, 0, share)) == pytest.approx(0.005 * times)
+
+
+def test_a_first_token_is_in_time_with_a_margin() -> None:
+    worker, prompt = bare_worker("prefill-0"), PromptAt(0.08, Turn(0.015, 0))
+    assert TTFT_SAFETY == 0.95
+    assert prefill_misses(worker, prompt, left_s=0.101) == 0
+    assert prefill_misses(worker, prompt, left_s=0.099) == 1
+
+
+def test_a_handoff_delays_a_first_token() -> None:
+    worker, prompt = bare_worker("prefill-0"), PromptAt(0.1, Turn(0.0, 0))
+    own = prefill_delay_s(worker, prompt, handed_over=False, behind=0)
+    assert prefill_delay_s(worker, prompt, handed_over=True, behind=0) == pytest.approx(own + HANDOFF_S)
+    assert HANDOFF_S == 0.002
+
+
+@pytest.mark.parametrize(
+    ("used", "weight"), [(0.25, 1.0), (0.5, 1.0), (0.75, 1.5**4), (1.0, 16.0), (2.0, 16.0)]
+)
+def test_how_much_a_second_of_a_prompts_delay_counts(used: float, weight: float) -> None:
+    """`used`: the share of its limit after which its first token comes."""
+    worker, prompt = bare_worker("prefill-0"), PromptAt(0.1, Turn(0.0, 0))
+    due = Due(left_s=0.1 / used, limit_s=0.1 / used)
+    delay_s = prefill_delay_s(worker, prompt, handed_over=False, behind=0, due=due)
+    assert delay_s == pytest.approx(0.1 * weight)
+
+
+@pytest.mark.parametrize(
+    ("used", "weight"), [(0.5, 0.03125), (0.86, 0.977), (0.92, 2.239), (0.99, 10.0), (1.5, 10.0)]
+)
+def test_how_much_a_second_of_a_sequences_delay_counts(used: float, weight: float) -> None:
+    """`used`: the share of its limit that its steps take."""
+    alone_s = sequence_delay_s(bare_worker("decode-0"), 0.01, 1, 0.0, 0.01 * used)
+    assert alone_s == pytest.approx(0.01 * used * weight, rel=1e-3)
+    assert sequence_delay_s(bare_worker("decode-0"), None, 1, 0.0, 0.01) == pytest.approx(0.01)
