@@ -149,7 +149,8 @@ class SimulatedSteps:
                 slot.active = True
         self.steps += 1
         for slot in [one for one in self.slots.values() if one.active]:
-            for _ in range(self._driver.draw.randint(1, self._most_tokens)):
+            tokens = 1 if self._most_tokens == 1 else self._driver.draw.randint(1, self._most_tokens)
+            for _ in range(tokens):
                 if len(slot.text.tokens) < slot.capacity and slot.key in self.slots:
                     self._advance(slot)
 
