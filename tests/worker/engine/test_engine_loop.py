@@ -84,11 +84,11 @@ def test_a_ticket_that_expires_frees_everything(tmp_path: Path) -> None:
 
 def test_a_running_sequence_ends_at_its_deadline(stepped: SteppedEngine) -> None:
     """Even if no router cancels it."""
-    ticket = stepped.ask(reserve=reserve(ttl=100, most=80)).reserved.ticket
+    ticket = stepped.ask(reserve=reserve(ttl=1000, most=80)).reserved.ticket
     stepped.send(prefill=prefill(ticket, most=80))
-    while len(stepped.records) < 3:
+    while len(stepped.records) < 3:  # within the deadline, on a busy machine too
         stepped.play()
-    time.sleep(0.1 + RUNNING_GRACE_S)
+    time.sleep(1 + RUNNING_GRACE_S)
     stepped.run_out()
     assert [record.finish for record in stepped.records[:3]] == [Finish.NONE] * 3
     assert stepped.records[-1].finish is Finish.CANCELLED
