@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field, PositiveFloat, field_validator
 
 from services.common.config.types import DRAIN_S, LogLevel, StrictModel, setting
 from services.common.config.worker import WorkerConfig
@@ -15,21 +15,17 @@ class SupervisionSettings(StrictModel):
 
     ray_address: str = setting(
         "local",
-        "Ray that runs the workers: `local`: one that is started for this cluster; `none`: no Ray; "
-        "`HOST:PORT`: an existing one",
+        "Ray of the workers: `local`: a new one; `none`: no Ray; `HOST:PORT`: an existing one",
         flag=True,
         min_length=1,
     )
-    hang_timeout_s: float = setting(
-        5.0,
-        "time after which a worker that does not answer, though it could run, is killed and restarted; "
-        "after 20 s in any case",
-        gt=0,
+    hang_timeout_s: PositiveFloat = setting(
+        5.0, "time after which a worker that does not answer is restarted; 20 s where it could not run"
     )
     secrets_file: Path | None = setting(
         None,
         "absolute path of a YAML file with `redis_url`, `prefix_secret` and `cluster_secret`; on an "
-        "existing Ray every machine needs it, or the environment variables",
+        "existing Ray every machine needs it, or their variables",
         flag=True,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from services.common.config.views import SECRET_FILES, View
 
 # Secrets that a `secrets_file` holds together, by name.
 SECRETS: Mapping[str, str] = {path.rpartition(".")[2]: path for path in SECRET_FILES}
+_TREE = {one.path: one for one in settings_of()}
 # Sections whose values are not repeated in errors: they may hold a password.
 _PRIVATE = ("state", "auth", "prefix_secret", "cluster_secret", "tracing")
 
@@ -57,27 +58,28 @@ def read(
 
     Raises `BatonError(INVALID)` with one line for the first error, which shows no secret.
     """
-    values = read_yaml(arguments.config) if arguments.config else {}
+    values = _flat(read_yaml(arguments.config)) if arguments.config else {}
     _refuse_keys(values, view)
-    for line in unknown_variables(environment, [one.variable for one in settings_of() if one.variable]):
+    for line in unknown_variables(environment, [one.variable for one in _TREE.values() if one.variable]):
         warn(line)
     flags = {one.path: getattr(arguments, one.key, None) for one in view.settings if one.flag}
     for source in (_variables(view, environment), flags, given or {}):
         _override(values, {path: value for path, value in source.items() if value is not None})
-    for path, value in view.defaults.items():
-        _put(values, path, value, keep=True)
     return _settings(view, values)
 
 
 def read_values(view: View, values: Mapping[str, Any]) -> Settings:
     """The settings of nested values alone, such as a part of a file. Raises `BatonError(INVALID)`."""
-    _refuse_keys(values, view)
-    return _settings(view, dict(values))
+    _refuse_keys(flat := _flat(values), view)
+    return _settings(view, flat)
 
 
-def _settings(view: View, values: dict[str, Any]) -> Settings:
+def _settings(view: View, given: Mapping[str, Any]) -> Settings:
+    """The settings of values by path, and the view's defaults."""
+    values = {**view.defaults, **given}
     _require(values, view)
-    return _with_secrets(values, validated(values), view)
+    _validated(values)  # before files are read that it names
+    return _validated(values | _secrets(values, view))
 
 
 def read_yaml(path: Path, *, secret: bool = False, what: str = "") -> dict[str, Any]:
@@ -106,10 +108,9 @@ def read_secrets(path: Path) -> dict[str, str]:
     return {name: secret for name, secret in values.items() if secret}
 
 
-def validated(values: Mapping[str, Any]) -> Settings:
-    """The settings of nested values. Raises `BatonError(INVALID)` with the first error."""
+def _validated(values: Mapping[str, Any]) -> Settings:
     try:
-        return Settings.model_validate(values)
+        return Settings.model_validate(_nested(values))
     except ValidationError as error:
         raise invalid(first_problem(error)) from None
 
@@ -130,7 +131,7 @@ def first_problem(error: ValidationError, *, values: bool = True) -> str:
         return f"{key} is missing"
     if first["type"] == "extra_forbidden":
         return f"unknown key {key}"
-    flag = next((one.flag for one in settings_of() if one.path == key and one.flag), None)
+    flag = _TREE[key].flag if key in _TREE else None
     place = f"{key} ({flag})" if flag else key
     shown = "" if key.startswith(_PRIVATE) or not values else f" is {first['input']!r}"
     return f"{place}{shown}: {first['msg'][0].lower()}{first['msg'][1:]}"
@@ -149,7 +150,7 @@ def _add_flag(parser: argparse.ArgumentParser, one: Setting) -> None:
     parser.add_argument(
         one.flag or "",
         dest=one.key,
-        metavar="none" if one.is_section else "|".join(one.choices) or one.unit.upper().replace(" ", ""),
+        metavar="none" if one.is_section else "|".join(one.choices) or one.unit.upper().partition(" ")[0],
         help=f"{sentence} (default {one.default})" if one.default else sentence,
         nargs="?" if bare else None,
         const=bare,
@@ -160,14 +161,13 @@ def _add_flag(parser: argparse.ArgumentParser, one: Setting) -> None:
 
 
 def _refuse_keys(values: Mapping[str, Any], view: View) -> None:
-    """Raises for the first key that the view does not read."""
-    whole = {one.path: one for one in settings_of()}
+    """Raises for the first path that the view does not read."""
     of_roles = values.get("engine_of_role")
     for engine in of_roles.values() if isinstance(of_roles, dict) else ():
-        _refuse_keys({"engine": engine}, view)
-    for path in _paths(values, whole):
-        one = whole.get(path)
-        within = [known for known in whole if known == path or known.startswith(f"{path}.")]
+        _refuse_keys(_flat({"engine": engine}), view)
+    for path in values:
+        one = _TREE.get(path)
+        within = [known for known in _TREE if known == path or known.startswith(f"{path}.")]
         if not within:
             public = [known.path for known in view.settings if not known.fixed]
             raise invalid(f"unknown key {path}{nearest(path, public)}")
@@ -177,17 +177,30 @@ def _refuse_keys(values: Mapping[str, Any], view: View) -> None:
             raise invalid(f"unknown key {path}: {view.command} does not read it")
 
 
-def _paths(values: Mapping[str, Any], whole: Mapping[str, Setting], prefix: str = "") -> Iterator[str]:
-    """The paths of all keys of nested values; not of those within a setting that is itself a mapping."""
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by path."""
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         path = f"{prefix}{key}"
-        leaf = path in whole and not whole[path].is_section
-        if isinstance(value, dict) and not leaf:
-            if not value:
-                yield path
-            yield from _paths(value, whole, f"{path}.")
+        is_setting = path in _TREE and not _TREE[path].is_section
+        inner = value if isinstance(value, dict) and not is_setting else {}
+        flat |= _flat(inner, f"{path}.") or {path: value}
+    return flat
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The reverse of `_flat`. A section that is not a mapping is left for validation to report."""
+    nested: dict[str, Any] = {}
+    for path, value in values.items():
+        *sections, key = path.split(".")
+        inner = nested
+        for section in sections:
+            inner = inner.setdefault(section, {})
+            if not isinstance(inner, dict):
+                break
         else:
-            yield path
+            inner[key] = value or inner.get(key, value)
+    return nested
 
 
 def _variables(view: View, environment: Mapping[str, str]) -> dict[str, str]:
@@ -202,86 +215,40 @@ def _variables(view: View, environment: Mapping[str, str]) -> dict[str, str]:
 
 def _override(values: dict[str, Any], source: Mapping[str, object]) -> None:
     """Sets what a source has, in place of what earlier ones had; a secret in place of the file of one, too,
-    and the reverse."""
+    and the reverse; a section in place of what is in it."""
     for secret, file in SECRET_FILES.items():
         if (secret in source) != (file in source):
-            _remove(values, file if secret in source else secret)
-    for path, value in source.items():
-        _put(values, path, value)
-
-
-def _put(values: dict[str, Any], path: str, value: object, *, keep: bool = False) -> None:
-    """Sets one setting; with `keep`, only where it has no value. A section that is not a mapping is left for
-    validation to report."""
-    *sections, key = path.split(".")
-    for section in sections:
-        inner = values.setdefault(section, {})
-        if not isinstance(inner, dict):
-            return
-        values = inner
-    if not (keep and key in values):
-        values[key] = value
-
-
-def _get(values: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401
-    """The value of a setting, None where there is none."""
-    *sections, key = path.split(".")
-    for section in sections:
-        inner = values.get(section)
-        values = inner if isinstance(inner, dict) else {}
-    return values.get(key)
-
-
-def _remove(values: dict[str, Any], path: str) -> None:
-    *sections, key = path.split(".")
-    for section in sections:
-        inner = values.get(section)
-        values = inner if isinstance(inner, dict) else {}
-    values.pop(key, None)
+            values.pop(file if secret in source else secret, None)
+    for path in [path for path in values if path.rpartition(".")[0] in source]:
+        del values[path]
+    values |= source
 
 
 def _require(values: Mapping[str, Any], view: View) -> None:
     """Raises for the first setting that the view requires and nothing has given."""
+    flags = {one.path: f"{one.path} ({one.flag})" for one in view.settings if one.flag and view.keys}
     for path in view.required:
-        file = SECRET_FILES.get(path)
-        if _get(values, path) is None and (file is None or _get(values, file) is None):
-            named = {
-                one.path: f"{one.path} ({one.flag})" if one.flag and view.keys else one.path
-                for one in view.settings
-            }
-            own = [named.get(name, name) for name in (path, file) if name and (name in named or not file)]
-            raise invalid(f"{' or '.join(own)} is missing: {view.command} needs it")
+        named = [name for name in (path, SECRET_FILES.get(path)) if name and view.reads(name)]
+        within = (key for key in values if key.startswith(f"{path}."))
+        if all(values.get(name) is None for name in named) and not any(within):
+            own = " or ".join(flags.get(name, name) for name in named)
+            raise invalid(f"{own} is missing: {view.command} needs it")
 
 
-def _with_secrets(values: dict[str, Any], settings: Settings, view: View) -> Settings:
-    """The settings with the content of files of secrets in place of the settings that name them."""
+def _secrets(values: Mapping[str, Any], view: View) -> dict[str, str]:
+    """The content of the files of secrets that `values` name, by the path of the secret."""
     found: dict[str, str] = {}
     for path, file in SECRET_FILES.items():
-        named: Path | None = _attribute(settings, file)
-        if named is None or path not in view.secrets:
+        if values.get(file) is None or path not in view.secrets:
             continue
-        if _attribute(settings, path) is not None:
+        if values.get(path) is not None:
             raise invalid(f"{path} and {file} are both set")
-        found[path] = (read_secret_file if path == "state.redis_url" else read_shared_secret)(named, file)
-    if (together := settings.supervision.secrets_file) is not None and view.secrets:
-        found |= _secrets_together(together, settings)
-    for path, secret in found.items():
-        _put(values, path, secret)
-    return validated(values) if found else settings
-
-
-def _secrets_together(file: Path, settings: Settings) -> dict[str, str]:
-    """The secrets of a `secrets_file`, by path. Raises where one has another value elsewhere."""
-    found = {SECRETS[name]: secret for name, secret in read_secrets(file).items()}
-    for path, secret in found.items():
-        if _attribute(settings, path) not in (None, secret):
-            name = path.rpartition(".")[2]
-            raise invalid(f"{name} in secrets_file {file} differs from the one that is set elsewhere")
+        read_one = read_secret_file if path == "state.redis_url" else read_shared_secret
+        found[path] = read_one(Path(values[file]), file)
+    together = values.get("supervision.secrets_file") if view.secrets else None
+    for name, secret in read_secrets(Path(together)).items() if together is not None else ():
+        path = SECRETS[name]
+        if {**values, **found}.get(path) not in (None, secret):
+            raise invalid(f"{name} in secrets_file {together} differs from the one that is set elsewhere")
+        found[path] = secret
     return found
-
-
-def _attribute(settings: Settings, path: str) -> Any:  # noqa: ANN401
-    value: object = settings
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from baton.base.cluster_auth import MIN_SECRET_LENGTH, prefix_secret
 from services.common.config.cluster import SupervisionSettings
@@ -18,7 +18,7 @@ from services.common.config.state import StateConfig
 from services.common.config.tls import Auth, Tls
 from services.common.config.tracing import TracingSettings
 from services.common.config.transfer import TransferConfig, check_quantised_once
-from services.common.config.types import DRAIN_S, LogLevel, Role, StrictModel, fixed, setting
+from services.common.config.types import DRAIN_S, LogLevel, Port, Role, StrictModel, fixed, setting
 from services.common.config.worker import EngineConfig
 
 
@@ -34,19 +34,9 @@ class ModelSource(StrictModel):
 class WorkerPorts(StrictModel):
     """Ports of a worker's own process."""
 
-    port: int = setting(
-        0,
-        "gRPC port of the worker, or of the first of several, each further one has the next; 0: any free "
-        "port",
-        ge=0,
-        le=65535,
-    )
-    admin_http_port: int = setting(
-        0,
-        "port of `/health`, `/ready` and `/metrics` of the command's own process; 0: any free port, which "
-        "its ready line names",
-        ge=0,
-        le=65535,
+    port: Port = setting(0, "gRPC port of the first worker, each further one has the next; 0: any free port")
+    admin_http_port: Port = setting(
+        0, "port of `/health`, `/ready` and `/metrics` of the command; 0: any free port, see its ready line"
     )
 
 
@@ -55,8 +45,8 @@ class Settings(StrictModel):
 
     model: str | None = setting(
         None,
-        "model to serve: a checkpoint folder, a hub id, `demo` (a tiny model of Baton's own), or `random`; "
-        "a router reads its tokenizer and configuration alone; unset: `demo`",
+        "what to serve: a checkpoint folder, a hub id, `demo` (a tiny model of Baton's own), or `random`; a "
+        "router reads tokenizer and configuration alone; unset: `demo`",
         who="everyone",
         flag=True,
     )
@@ -66,29 +56,22 @@ class Settings(StrictModel):
         who="everyone",
         flag=True,
     )
-    prefill: int | None = setting(
+    prefill: NonNegativeInt | None = setting(
         None,
-        "workers that compute prompts; unset: 1, or 0 once any of `prefill`, `decode` and `both` is given",
+        "workers that compute prompts; unset: 1, or 0 once `decode` or `both` is given",
         who="everyone",
         unit="workers",
         flag=True,
-        ge=0,
     )
-    decode: int | None = setting(
+    decode: NonNegativeInt | None = setting(
         None,
-        "workers that generate tokens; unset: 1, or 0 once any of `prefill`, `decode` and `both` is given",
+        "workers that generate tokens; unset: 1, or 0 once `prefill` or `both` is given",
         who="everyone",
         unit="workers",
         flag=True,
-        ge=0,
     )
-    both: int | None = setting(
-        None,
-        "workers that do both, which suits a single GPU",
-        who="everyone",
-        unit="workers",
-        flag=True,
-        ge=0,
+    both: NonNegativeInt | None = setting(
+        None, "workers that do both, which suits a single GPU", who="everyone", unit="workers", flag=True
     )
     engine: EngineConfig = EngineConfig()
     engine_of_role: dict[Role, dict[str, object]] = Field(
@@ -99,12 +82,8 @@ class Settings(StrictModel):
     )
     transfer: TransferConfig = TransferConfig()
     worker: WorkerPorts = WorkerPorts()
-    worker_metrics_port: int = setting(
-        0,
-        "metrics port of the first worker, each further worker has the next one; 0: any free port",
-        flag=True,
-        ge=0,
-        le=65535,
+    worker_metrics_port: Port = setting(
+        0, "metrics port of the first worker, each further one has the next; 0: any free port", flag=True
     )
     router: RouterSettings = RouterSettings()
     auth: Auth | None = Field(
@@ -115,8 +94,8 @@ class Settings(StrictModel):
     tls: Tls = Tls()
     require_tls: bool = setting(
         False,
-        "refuse to start where a port that other machines reach would be plaintext, those for probes and "
-        "metrics excepted; false: log a warning for each",
+        "refuse to start where a port that others reach would be plaintext, probes and metrics excepted; "
+        "false: log a warning for each",
     )
     supervision: SupervisionSettings = SupervisionSettings()
     state: StateConfig = StateConfig()
@@ -133,29 +112,24 @@ class Settings(StrictModel):
     )
     prefix_secret: str | None = setting(
         None,
-        "secret that keys the hashes of cached blocks, which are found on disk after a restart with the "
-        "same one; unset: derived from `cluster_secret`",
+        "secret that keys the hashes of cached blocks; with the same one those on disk are found after a "
+        "restart; unset: derived from `cluster_secret`",
         flag=True,
         secret=True,
         min_length=MIN_SECRET_LENGTH,
     )
     prefix_secret_file: Path | None = setting(None, "file that holds `prefix_secret` and nothing else")
-    start_timeout_s: float = setting(
-        600.0, "longest time for a process to become ready, in which workers load the model", gt=0
+    start_timeout_s: PositiveFloat = setting(
+        600.0, "longest time for a process to become ready, in which workers load the model"
     )
-    drain_s: float = setting(
-        DRAIN_S, "longest time for running requests to end at a stop; of `baton up` at most 24", ge=0
+    drain_s: NonNegativeFloat = setting(
+        DRAIN_S, "longest time for running requests to end at a stop; of `baton up` at most 24"
     )
     log_level: LogLevel = setting(
         "info", "least severity that is logged, by every process", who="everyone", flag=True
     )
     model_source: ModelSource | None = None
-    router_restarts: int = fixed(
-        8,
-        "it is 8: a router that ends nine times in a row, within a minute each, does not become well by "
-        "itself, and `baton up` then stops everything",
-        ge=0,
-    )
+    router_restarts: int = fixed(8, "it is 8 in a row; then baton up stops everything")
 
     @property
     def role_counts(self) -> dict[Role, int]:

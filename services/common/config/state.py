@@ -18,13 +18,13 @@ class StateConfig(StrictModel):
 
     redis_url: str | None = setting(
         None,
-        "URL of the Redis that keeps the registry of workers and the journal of requests, such as "
-        "`redis://10.0.0.5:6379/0`; `none`: neither; unset: `baton up` starts a server of its own",
+        "URL of the Redis that has the registry and the journal, such as `redis://10.0.0.5:6379/0`; `none`: "
+        "neither; unset: `baton up` starts a server of its own",
         flag=True,
         secret=True,
     )
     redis_url_file: Path | None = setting(
-        None, "file with the URL of Redis, for a URL with a password; read again where Redis refuses it"
+        None, "file with the URL of Redis, for one with a password; read again where Redis refuses it"
     )
     namespace: str | None = setting(
         None,
@@ -34,8 +34,8 @@ class StateConfig(StrictModel):
     )
     journal_key_file: Path | None = setting(
         None,
-        "file with the key, 64 hex digits, that encrypts the journal and stored responses in Redis, the same "
-        "for all routers; unset: a random key for each router",
+        "file with the key, 64 hex digits, of journal and stored responses, the same for all routers; "
+        "unset: a random one for each",
     )
     cluster_id: str = fixed("", "`baton up` makes one at each start; it precedes the names of its workers")
     embedded: bool = fixed(False, "it follows from redis_url, which is unset for the server of `baton up`")

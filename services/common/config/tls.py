@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import model_validator
+from pydantic import PositiveFloat, model_validator
 
 from services.common.config.types import StrictModel, fixed, setting
 
@@ -19,7 +19,7 @@ class InternalTls(StrictModel):
         ...,
         "domain of the DNS name that a certificate has for its role: router.DOMAIN, prefill.DOMAIN, "
         "decode.DOMAIN, workers.DOMAIN (both roles), supervisor.DOMAIN",
-        pattern=r"^[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?$",
+        pattern="^[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?$",
     )
 
 
@@ -46,21 +46,18 @@ class Auth(StrictModel):
 
     api_keys_file: Path | None = setting(
         None,
-        "file with the API keys that clients may use, one a line; without keys the router serves this "
-        "machine alone, unless `auth` is `none`",
+        "file with the API keys of clients, one a line; without keys the router serves this machine alone, "
+        "unless `auth` is `none`",
         who="everyone",
     )
     tenants_file: Path | None = setting(
-        None,
-        "YAML file of [tenants](#tenants), with the hashes of their API keys and their limits; in place of "
-        "`api_keys_file`",
+        None, "YAML file of [tenants](#tenants), their keys' hashes and limits; in place of `api_keys_file`"
     )
     redis_keys: bool = setting(
-        False,
-        "accept the API keys that `baton keys` has written to Redis, see [keys in Redis](#keys-in-redis)",
+        False, "accept API keys that `baton keys` has written to Redis too: [keys in Redis](#keys-in-redis)"
     )
-    redis_keys_max_age_s: float = setting(
-        3600.0, "time for which the last known keys stay valid while Redis cannot be read", gt=0
+    redis_keys_max_age_s: PositiveFloat = setting(
+        3600.0, "time for which the last known keys stay valid while Redis cannot be read"
     )
 
     none: bool = fixed(False, "write `auth: none`")

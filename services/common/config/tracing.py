@@ -17,19 +17,18 @@ class TracingSettings(StrictModel):
 
     otlp_endpoint: str | None = setting(
         None,
-        "URL of an OpenTelemetry collector that takes OTLP over HTTP, such as `http://collector:4318`; "
-        "unset: no [traces](operations.md#traces)",
+        "URL of a collector that takes OTLP over HTTP, such as `http://collector:4318`; unset: no "
+        "[traces](operations.md#traces)",
         flag=True,
     )
     otlp_headers_file: Path | None = setting(
         None,
-        "file of headers for the collector, such as credentials, a line `name: value` each; read at the "
-        "start on every machine with a router or worker",
+        "file of headers for the collector, a line `name: value` each; read at the start, on every machine",
         flag=True,
     )
     sample_ratio: float = setting(
         1.0,
-        "share of requests that are traced among those whose client does not say (`traceparent`)",
+        "share of requests that are traced where the client does not say (`traceparent`)",
         unit="0 to 1",
         flag="trace_sample_ratio",
         ge=0,

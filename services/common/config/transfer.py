@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from services.common.config.types import StrictModel, fixed, setting
+from services.common.config.types import Port, StrictModel, fixed, setting
 
 Transport = Literal["auto", "grpc", "ipc", "nccl"]
 KVWire = Literal["native", "fp8", "int8"]
@@ -17,15 +17,14 @@ class TransferConfig(StrictModel):
 
     transport: Transport = setting(
         "auto",
-        "how KV blocks get from prefill to decode workers: ipc (within one host), nccl (between GPUs), grpc "
-        "(anywhere); auto: ipc where both ends are on one host, else grpc",
+        "way of KV blocks between workers: ipc (within one host), nccl (between GPUs), grpc (anywhere); "
+        "auto: ipc where both ends are on one host, else grpc",
         flag=True,
     )
     kv_wire: KVWire = setting(
         "native",
-        "format of KV blocks on their way: native: unchanged; fp8 or int8: one byte an element with a scale "
-        "for each token and head, which halves the bytes of 16-bit KV, loses some precision, and goes "
-        "through host memory",
+        "format of KV blocks on their way: native: unchanged; fp8 or int8: half the bytes of 16 bits, with "
+        "a scale for each token and head, less precision, and through host memory",
         who="experts",
         flag=True,
     )
@@ -38,47 +37,30 @@ class TransferConfig(StrictModel):
     )
     window_pieces: int = setting(
         32,
-        "pieces of staging memory that the receiver of a link has; more of them fill a longer or faster "
-        "network",
+        "staging pieces at the receiver of a link; more of them fill a longer or faster network",
         who="experts",
-        unit="pieces",
         ge=2,
         le=65536,
     )
     max_links: int = setting(
         256,
-        "senders that a decode worker has links with at once; beyond 64 each link through host memory has "
-        "an eighth of `transfer.window_pieces`",
+        "senders that a decode worker has links with; beyond 64 each has an eighth of the staging pieces",
         who="experts",
-        unit="links",
         ge=1,
         le=4096,
     )
-    peer_timeout_s: float = fixed(
-        10.0,
-        "it is 10 s: with less a peer that is busy would count as dead",
-        gt=0,
-    )
-    transfer_port: int = setting(
+    peer_timeout_s: float = fixed(10.0, "it is 10 s: with less a peer that is busy would count as dead")
+    transfer_port: Port = setting(
         0,
-        "port on which the first decode worker listens for links over grpc or nccl, each further worker has "
-        "the next one; 0: any free port",
+        "port for links (grpc, nccl) of the first decode worker, each further one has the next; 0: any free "
+        "port",
         flag=True,
-        ge=0,
-        le=65535,
     )
-    frames_port: int = setting(
-        0,
-        "second port of the first decode worker, for nccl links, each further worker has the next one; 0: "
-        "any free port",
-        flag=True,
-        ge=0,
-        le=65535,
-    )
+    frames_port: Port = setting(0, "second port for nccl links, as `transfer.transfer_port`", flag=True)
     both_receives: bool = setting(
         False,
-        "workers of role `both` exchange sequences: one may prefill what another decodes, as the router "
-        "chooses for each request: [conditional disaggregation](operations.md#conditional-disaggregation)",
+        "workers of role `both` exchange sequences, as the router chooses for each request: [conditional "
+        "disaggregation](operations.md#conditional-disaggregation)",
         flag=True,
     )
 

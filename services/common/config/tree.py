@@ -93,13 +93,14 @@ class Setting:
 
     @property
     def unit(self) -> str:
-        """The unit of a number, or the kind of another value."""
+        """The unit of a number, declared or at the end of its name, or the kind of another value."""
         if named := self._about.get("unit"):
             return str(named)
         if self.choices:
             return " | ".join(self.choices)
         if self.types[0] in (int, float):
-            return next((unit for end, unit in _UNITS.items() if self.path.endswith(end)), "")
+            known = (unit for end, unit in _UNITS.items() if self.path.endswith(end))
+            return next(known, re.split(r"[._]", self.path)[-1])
         kinds = {bool: "true | false", Path: "path", str: "text", tuple: "list", dict: "by role"}
         return kinds.get(get_origin(self.types[0]) or self.types[0], "")
 

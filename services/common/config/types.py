@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 # Plugins would be looked for in the metadata of every installed package, at each start of a process.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -34,9 +34,9 @@ def setting(
 ) -> Any:  # noqa: ANN401
     """Declares a public setting; `...` as its default: it is required.
 
-    `sentence`: what it does, for who has read nothing else. `unit`: of a number, where the field's name does
-    not end with it. `flag`: whether it has a flag and a variable, named like the field, or by this text.
-    `bounds`: as of `pydantic.Field`.
+    `sentence`: what it does, for who has read nothing else. `unit`: of a number whose
+    name does not end with it. `flag`: whether it has a flag and a variable, named like the field, or by this
+    text. `bounds`: as of `pydantic.Field`.
     """
     about: dict[str, Any] = {"who": who, "unit": unit, "flag": flag}
     return Field(default, description=sentence, repr=not secret, json_schema_extra=about, **bounds)
@@ -49,6 +49,7 @@ def fixed(default: Any, why: str, **bounds: Any) -> Any:  # noqa: ANN401
 
 
 Role = Literal["prefill", "decode", "both"]
+Port = Annotated[int, Field(ge=0, le=65535)]  # 0: any free port
 # How a model writes tool calls and marks reasoning; auto: as its chat template shows.
 ToolCallFormat = Literal["auto", "none", "hermes", "llama3", "mistral", "mistral_v11", "qwen3_coder"]
 ReasoningFormat = Literal["auto", "none", "think"]

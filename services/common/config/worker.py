@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from baton.base.prefill_defaults import AGE_CAP_S, ALONE_STEP_S, STEP_S
 from services.common.config.state import StateConfig
@@ -39,14 +39,12 @@ class EngineConfig(StrictModel):
         "auto", "where the model runs: cpu, or cuda (a GPU); auto: on a GPU where there is one", flag=True
     )
     device_index: int | None = fixed(
-        None,
-        "workers take the GPUs in turn, prefill first; CUDA_VISIBLE_DEVICES says which GPUs they may use",
-        ge=0,
+        None, "workers take GPUs in turn; CUDA_VISIBLE_DEVICES names those they may use"
     )
     dtype: DType = setting(
         "auto",
-        "number format of weights and KV cache, also `bf16`, `fp16`, `fp32`, `fp64`; auto: the checkpoint's "
-        "on a GPU, float32 on a CPU",
+        "format of weights and KV cache, also `bf16`, `fp16`, `fp32`, `fp64`; auto: the checkpoint's on a "
+        "GPU, float32 on a CPU",
         flag=True,
     )
     kv_dtype: KVDType = setting(
@@ -72,19 +70,17 @@ class EngineConfig(StrictModel):
     )
     quantize_head: bool = setting(
         False,
-        "quantise the last layer (`lm_head`) too, as `engine.quantization` says; where it is tied to the "
-        "embedding, a copy of it",
+        "quantise the last layer (`lm_head`) too, or a copy of it where the embedding is the same tensor",
         who="experts",
         flag=True,
     )
     weights: Weights = setting(
         "file",
-        "file: the weights of the checkpoint; random: weights from a fixed seed, for load tests, which need "
-        "`config.json` alone",
+        "file: those of the checkpoint; random: from a fixed seed, for load tests; needs `config.json` alone",
         who="experts",
         flag=True,
     )
-    weights_seed: int = fixed(0, "random weights have seed 0, as they must be the same on every worker", ge=0)
+    weights_seed: int = fixed(0, "random weights have seed 0, as they must be the same on every worker")
     kernel_cache: str | None = setting(
         None,
         "folder of compiled GPU kernels; unset: `$TRITON_CACHE_DIR`, else `~/.triton/cache`",
@@ -93,9 +89,9 @@ class EngineConfig(StrictModel):
     )
     tune: Literal["auto", "off", "full"] = setting(
         "auto",
-        "measure at the start which kernels compute the model's matrix products fastest; auto: for shapes "
-        "that no table has, for up to 60 s, kept beside compiled kernels; off: never; full: for all shapes, "
-        "without a limit of time",
+        "measure at the start which kernels are fastest for the model's matrix products; auto: shapes that "
+        "no table has, for up to 60 s, kept beside compiled kernels; off: never; full: all, however long it "
+        "takes",
         flag=True,
     )
     block_tokens: int | None = setting(
@@ -103,41 +99,30 @@ class EngineConfig(StrictModel):
     )
     gpu_memory: float = setting(
         0.9,
-        "share of a GPU's memory that its workers use together, in equal parts; less where other programs "
-        "need some of it",
+        "share of a GPU's memory for all its workers; less where other programs need some of it",
         who="everyone",
         unit="0 to 1",
         flag=True,
         gt=0,
         le=1,
     )
-    gpu_workers: int | None = setting(
-        None,
-        "workers that may share a GPU; unset: one, or all of them on a machine with one GPU",
-        unit="workers",
-        flag=True,
-        ge=1,
+    gpu_workers: PositiveInt | None = setting(
+        None, "workers that may share a GPU; unset: one, or all on a machine with one GPU", flag=True
     )
-    gpu_links: int | None = setting(
+    gpu_links: NonNegativeInt | None = setting(
         None,
         "links with other workers that GPU memory is reserved for, up to 256 MiB each; further ones use "
         "memory that is left, or go through the host; unset: one with each worker that hands sequences over "
         "to it, with nccl also with each that it hands over to, where this command starts them all, else 1",
         who="experts",
-        unit="links",
-        ge=0,
     )
-    kv_memory_mb: int | None = setting(
-        None,
-        "memory for KV blocks; unset: 512 on a CPU, on a GPU what weights and buffers leave of "
-        "`engine.gpu_memory`",
-        ge=1,
+    kv_memory_mb: PositiveInt | None = setting(
+        None, "memory for KV blocks; unset: 512 on a CPU, on a GPU what is left of `engine.gpu_memory`"
     )
     kv_blocks: int | None = setting(
         None,
         "KV blocks of each cache group; unset: as many as their memory holds",
         who="experts",
-        unit="blocks",
         flag=True,
         ge=2,
     )
@@ -145,56 +130,39 @@ class EngineConfig(StrictModel):
         None,
         "sequences that a decode worker generates at once; unset: 16 on a CPU, on a GPU as many of 1,024 "
         "tokens (or of the whole context, where that is shorter) as its KV blocks hold, from 16 to 256",
-        unit="sequences",
         flag=True,
         ge=1,
         le=4096,
     )
-    rows_per_slot: int = fixed(
-        1,
-        "it is 1: a sequence advances by one token a step, so further rows would be computed and not used",
-        ge=1,
-        le=8,
-    )
-    chunk_tokens: int | None = setting(
+    rows_per_slot: int = fixed(1, "it is 1: a sequence advances by one token a step")
+    chunk_tokens: PositiveInt | None = setting(
         None,
         "most prompt tokens of one prefill step; unset: 256 on a CPU, 2048 on a GPU",
         who="experts",
         flag=True,
-        ge=1,
     )
-    prefill_step_ms: float = setting(
+    prefill_step_ms: PositiveFloat = setting(
         1e3 * STEP_S,
-        "target duration of a prefill step while short prompts wait or have come within a second; longer "
-        "steps compute more tokens a second, shorter ones let short prompts pass long ones",
+        "target of a prefill step while short prompts wait or have come within a second; longer steps "
+        "compute more tokens a second, shorter ones let short prompts pass",
         who="experts",
-        gt=0,
     )
     prefill_alone_step_ms: float | None = fixed(
-        None,
-        f"it is {1e3 * ALONE_STEP_S:g} on a GPU and prefill_step_ms on a CPU: each step has a fixed cost, "
-        "which longer ones spread, and what comes meanwhile waits for its end",
-        gt=0,
+        None, f"it is {1e3 * ALONE_STEP_S:g} on a GPU, prefill_step_ms on a CPU: a step has a fixed cost"
     )
-    tpot_slo_ms: float | None = setting(
+    tpot_slo_ms: PositiveFloat | None = setting(
         None,
         "role `both`: prefill steps are paced so that decode steps take no longer than this on average, as "
         "far as that leaves prompts an eighth of the time; unset: only by the [latencies that requests "
         "state](api.md#service-level-objectives)",
         who="experts",
         flag=True,
-        gt=0,
     )
     prefill_age_cap_ms: float = fixed(
-        1e3 * AGE_CAP_S,
-        f"it is {1e3 * AGE_CAP_S:g}, after which a prompt gets at least an eighth of the steps' time, "
-        "however many come after it",
-        ge=0,
+        1e3 * AGE_CAP_S, f"it is {1e3 * AGE_CAP_S:g}: no prompt waits for all others"
     )
     prefill_graphs: bool = fixed(
-        True,
-        "on a GPU, prefill steps of up to 1,024 rows run as CUDA graphs; without them the same launches are "
-        "made one by one",
+        True, "steps of up to 1,024 rows on a GPU are CUDA graphs; others are launched"
     )
     mixed_steps: bool = setting(
         True,
@@ -212,42 +180,28 @@ class EngineConfig(StrictModel):
         ge=2,
     )
     max_logprobs: int = setting(
-        20,
-        "alternatives for each token that a request may ask logprobs of; 0: no logprobs",
-        unit="tokens",
-        ge=0,
-        le=20,
+        20, "alternatives for a token that a request may ask logprobs of; 0: no logprobs", ge=0, le=20
     )
-    host_kv_mb: int = setting(
-        512,
-        "host memory for the KV blocks of swapped-out sequences; 0: sequences are preempted instead, and "
-        "computed again later",
-        ge=0,
+    host_kv_mb: NonNegativeInt = setting(
+        512, "host memory for KV of swapped-out sequences; 0: they are preempted, and computed again"
     )
-    reserve_output_tokens: int | None = setting(
+    reserve_output_tokens: PositiveInt | None = setting(
         None,
-        "output tokens that a sequence gets KV blocks for at first, more are allocated as it grows; unset: "
-        "what nine of ten recent requests needed",
+        "output tokens that a sequence has KV blocks for at first; unset: what nine of ten recent requests "
+        "needed",
         who="experts",
-        ge=1,
     )
     prefix_cache: bool = setting(True, "reuse the KV blocks of prompts that begin alike", who="experts")
-    prefix_host_mb: int = setting(
-        0, "host memory for cached blocks that were evicted from the device; 0: none", ge=0
+    prefix_host_mb: NonNegativeInt = setting(
+        0, "host memory for cached blocks that were evicted from the device; 0: none"
     )
     prefix_disk_dir: str | None = setting(
         None,
-        "folder for cached blocks that were evicted from host memory, which needs `engine.prefix_host_mb`; "
-        "unset: none",
+        "folder for cached blocks evicted from host memory (`engine.prefix_host_mb`); unset: none",
         unit="path",
     )
-    prefix_disk_mb: int = setting(4096, "disk space in that folder, for each worker", ge=1)
-    prefill_queue: int = fixed(
-        256,
-        "it is 256 prefills of a worker, queued or running: routers send it far fewer, so it only bounds "
-        "memory",
-        ge=1,
-    )
+    prefix_disk_mb: PositiveInt = setting(4096, "disk space in that folder, for each worker")
+    prefill_queue: int = fixed(256, "it is 256: routers send fewer, so it only bounds memory")
 
     @model_validator(mode="after")
     def _disk_is_behind_the_host(self) -> EngineConfig:

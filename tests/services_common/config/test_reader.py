@@ -150,3 +150,12 @@ def test_a_setting_is_listed_by_path_with_what_it_declares() -> None:
         "",
         "operators",
     )
+
+
+def test_a_section_may_be_empty_wrong_or_replaced_as_a_whole(tmp_path: Path) -> None:
+    assert read(UP, "--slots", "3", file={"engine": {}}, folder=tmp_path).engine.slots == 3
+    with pytest.raises(BatonError, match="engine is 4: "):
+        read(UP, "--slots", "3", file={"engine": 4}, folder=tmp_path)
+    replaced = read(UP, "--auth", "none", file={"auth": {"api_keys_file": "keys"}}, folder=tmp_path).auth
+    assert replaced is not None
+    assert (replaced.none, replaced.api_keys_file) == (True, None)
