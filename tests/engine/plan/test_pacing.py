@@ -118,6 +118,22 @@ def test_what_was_earned_before_pays_for_few_steps_in_a_row() -> None:
     assert count == 80 // 9 - 1
 
 
+def test_at_most_32_steps_are_earned_ahead_or_owed() -> None:
+    pacing = PrefillPacing(lambda: 0.010)
+    pacing.look(0.0, 0, decoding=True)
+    pacing.look(1.0, 1000, decoding=True)
+    pacing.begun(1.0, 10.0)
+    pacing.look(1.31, 1000, decoding=True)
+    assert pacing.may_begin(1.31)
+    pacing.look(1.33, 1000, decoding=True)
+    assert not pacing.may_begin(1.33)
+    pacing.look(9.0, 1000, decoding=True)
+    pacing.look(9.0, 1031, decoding=True)
+    assert not pacing.may_begin(9.0)
+    pacing.look(9.0, 1033, decoding=True)
+    assert pacing.may_begin(9.0)
+
+
 def test_a_limit_that_cannot_be_met_leaves_prompts_an_eighth() -> None:
     _, share = Worker(0.003).run(20)
     assert share == pytest.approx(1 / 8, rel=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -156,6 +157,8 @@ async def test_a_prefill_worker_that_just_refused_gets_no_work() -> None:
     assert placed(placement) is NoRoom.PREFILL
     assert placement.pick_prefill(50) is NoRoom.PREFILL
     assert placement.usable()  # it will have room
+    await asyncio.sleep(0.1)  # twice `REFUSED_FOR_S`
+    assert isinstance(placement.pick_prefill(50), PrefillClaim)
 
 
 @pytest.mark.parametrize(
