@@ -1,4 +1,6 @@
-"""The documentation names files, settings, metrics, log events, flags, rules and links that exist."""
+"""The documentation names files, settings, metrics, log events, flags, rules and links that exist, and every
+decision says whether it is in force.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +43,12 @@ FOLDERS = (
     "tools/",
     "models/",
     "deploy/",
+)
+# Records of decisions by their numbers. At most so many may be in force, unchanged by any later one or page.
+RECORDS = {path.name[:4]: path for path in sorted((DOCS / "decisions").glob("[0-9]*.md"))}
+MOST_IN_FORCE = 35
+STATUS = re.compile(
+    r"Status: (?:in force|changed by (?P<by>[^;]+)|superseded by (?P<after>[^;]+))(?:; changes (?P<of>.+))?"
 )
 
 
@@ -274,3 +282,70 @@ def _number(value: ast.expr) -> float:
             return _number(left) / _number(right)
         case _:
             return float(ast.literal_eval(value))
+
+
+def test_every_decision_says_its_status() -> None:
+    assert [path.name for path in RECORDS.values() if not STATUS.fullmatch(_status_line(path))] == []
+    in_force = [path for path in RECORDS.values() if _status_line(path).startswith("Status: in force")]
+    assert 0 < len(in_force) <= MOST_IN_FORCE, "supersede some, or have a page say what is so"
+
+
+def test_a_decision_that_is_changed_and_the_one_that_changes_it_name_each_other() -> None:
+    changed = {(later, number) for number in RECORDS for later in _linked(number, "by")}
+    changes = {(number, earlier) for number in RECORDS for earlier in _linked(number, "of")}
+    assert changed == changes
+    assert [pair for pair in changes if pair[0] <= pair[1]] == []
+
+
+def test_what_supersedes_a_decision_names_it() -> None:
+    silent = []
+    for number, path in RECORDS.items():
+        for target in re.findall(r"\]\(([^)#]+)", _status(number, "after")):
+            successor = (path.parent / target).resolve()
+            if path.name not in _prose(successor):
+                silent.append((number, target))
+    assert silent == []
+
+
+def test_a_decision_that_speaks_of_a_later_one_says_so_in_its_status() -> None:
+    """So none is amended in silence: who adds a link to a later record changes the status too."""
+    silent = {}
+    for number, path in RECORDS.items():
+        if _status(number, "after"):
+            continue
+        later = {one for one in re.findall(r"\]\((\d{4})-", _body(path)) if one > number}
+        if more := later - _linked(number, "by"):
+            silent[number] = more
+    assert silent == {}
+
+
+def test_the_index_of_decisions_has_each_with_its_title_and_status() -> None:
+    page = (DOCS / "decisions" / "README.md").read_text("utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| [")]
+    assert rows == [_index_row(number) for number in RECORDS]
+
+
+def _index_row(number: str) -> str:
+    path = RECORDS[number]
+    title = path.read_text("utf-8").splitlines()[0].removeprefix(f"# {number}: ")
+    status = _status_line(path).removeprefix("Status: ").split("; changes ")[0]
+    return f"| [{number}]({path.name}) | {title} | {status} |"
+
+
+def _status_line(path: Path) -> str:
+    """The third line of a record, behind its title and an empty line."""
+    return path.read_text("utf-8").splitlines()[2]
+
+
+def _body(path: Path) -> str:
+    return "\n".join(path.read_text("utf-8").splitlines()[3:])
+
+
+def _status(number: str, part: str) -> str:
+    found = STATUS.fullmatch(_status_line(RECORDS[number]))
+    return (found and found[part]) or ""
+
+
+def _linked(number: str, part: str) -> set[str]:
+    """The records that a part of a status links to."""
+    return set(re.findall(r"\]\((\d{4})-", _status(number, part)))
