@@ -64,7 +64,8 @@ def _script(made: Root, command: Sequence[str]) -> Iterator[str]:
     for mount in sorted(made.container.mounts, key=lambda one: len(one.path)):
         yield from _mounted(made, root, mount.volume, mount.path, read_only=mount.read_only)
     # A checkout or an interpreter in a hidden folder, such as /tmp.
-    for path in {REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)}:
+    interpreters = {Path(sys.prefix), Path(sys.base_prefix)}
+    for path in (REPOSITORY, *(one for one in interpreters if not one.is_relative_to(REPOSITORY))):
         if path.parts[1] in _HIDDEN:
             yield from _shown(root, path)
     stand_in = Path(__file__).with_name("valkey_server.py")
