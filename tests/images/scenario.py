@@ -122,7 +122,8 @@ async def test_probes_of_a_frozen_container_fail_until_it_goes_on(release: Site)
 
 async def test_each_role_drains_under_load_and_ends_with_0(release: Site) -> None:
     """Probes are asked all the time. An old container is alive until it ends. A new one is neither alive nor
-    ready before it has started. That a draining one is not ready is seen for less than a second, and printed."""
+    ready before it has started. A draining one says for less than a second that it is not ready: what was
+    seen of that is printed."""
     old = {pod.name for pod in _pods(release)}
     seen: Seen = defaultdict(list)
     watching = asyncio.create_task(_watch(release, seen))
