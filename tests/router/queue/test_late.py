@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from baton.perf_model.step_costs import StepCosts
 from services.router.placement import room
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.placement import NoRoom, Placement
@@ -39,6 +40,27 @@ def test_a_late_one_waits_while_others_would_miss_their_limits(
         assert (late.ttft_s > 0.4) is for_others
         assert (late.ttft_s < 0.35) is not for_others
         await asyncio.gather(*others)
+
+    run_virtual(main())
+
+
+def test_a_late_one_waits_for_half_of_the_time_that_is_left() -> None:
+    """Beside two sequences that go on for ever, and would miss 6 ms; its first token is due after 0.2 s."""
+
+    async def main() -> None:
+        workers = workers_of("prefill-0", "decode-0")
+        prefill, decode = workers
+        prefill.costs = StepCosts(prefill_token_s=2e-5)
+        decode.costs = StepCosts(decode_step_s=0.005, decode_sequence_s=0.0005)
+        decode.claimed_slots, decode.tpot_limits = 2, [0.006] * 2
+        queue = WaitingQueue(Placement(Found(workers), pools_of(workers), 1000), 8, 60.0)
+        begun = asyncio.get_running_loop().time()
+        entry = queue.enter(ClientCall(), Slo(0.2, 0.006))
+        claim = await queue.claim(entry, 50, 10, begun + 10, lambda worker: 0)
+        late_s = 0.2 - 0.021
+        waited_s = asyncio.get_running_loop().time() - begun
+        assert waited_s == pytest.approx(late_s + (10 - late_s) / 2, abs=0.01)
+        claim.release()
 
     run_virtual(main())
 

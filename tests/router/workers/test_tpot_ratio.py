@@ -117,10 +117,14 @@ def test_a_sibling_process_that_starts_or_ends_says_nothing(before: float) -> No
     assert decode.tpot_ratio.value == 1.0
 
 
-@pytest.mark.parametrize(("tokens", "known"), [(15, True), (100, False)])
-def test_short_outputs_and_workers_without_costs_say_nothing(tokens: int, known: bool) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "known", "counts"), [(15, True, False), (16, True, True), (100, False, False)]
+)
+def test_short_outputs_and_workers_without_costs_say_nothing(tokens: int, known: bool, counts: bool) -> None:
     (prefill,), decode = workers_of("prefill-0"), measured()
     if not known:
         decode.costs = StepCosts()
-    Claim(prefill, decode, 10, 20).decoded(tokens, 0.1)
-    assert decode.tpot_ratio.value == 1.0
+    claim = Claim(prefill, decode, 10, 20)
+    claim.prefill_ended()
+    claim.decoded(tokens, 0.1)
+    assert (decode.tpot_ratio.value != 1.0) is counts
