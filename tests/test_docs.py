@@ -240,7 +240,7 @@ def _exists(place: str) -> bool:
 
 
 def _defined(tree: ast.Module) -> dict[str, ast.AST]:
-    """What a module defines: functions, classes, methods as `Class.method`, and constants by their values."""
+    """Names that a module defines: functions, classes, `Class.method`, and constants with their values."""
     found: dict[str, ast.AST] = {}
     for node in tree.body:
         match node:

@@ -1,4 +1,4 @@
-"""What a worker's start measures on one GPU, with token 0 in every row and with random tokens, in turn.
+"""Measurements of a worker's start on one GPU, with token 0 in every row and with random tokens, in turn.
 
     python -m bench.prefill.start_curves [--shape llama-3.1-8b] [--dtype bf16] [--quantization fp8|int8|int4]
         [--kv-dtype auto|fp8] [--slots 256] [--rows 2048] [--repeats 3]

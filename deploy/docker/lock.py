@@ -48,7 +48,8 @@ def lock(requirements: Sequence[str]) -> str:
 
 
 def resolve(requirements: Sequence[str], *options: str) -> list[Package]:
-    """What pip would install, as its report describes it. Raises CalledProcessError where that is nothing."""
+    """Returns the packages that pip would install, as its report describes them. Raises CalledProcessError
+    where there are none."""
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         command = [sys.executable, "-P", "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
         command += ["--only-binary", ":all:", "--report", report.name, "-c", str(ROOT / "constraints.txt")]

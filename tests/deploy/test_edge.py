@@ -103,7 +103,7 @@ def test_envoy_gateway_does_not_end_grpc_calls_after_15_s(chosen: str, made: int
 
 
 def test_http_routes_have_no_limit_of_time() -> None:
-    """Of requests, and so in Envoy Gateway of idle streams; Istio has none of either."""
+    """Time limits of requests, and so in Envoy Gateway of idle streams; Istio has none of either."""
     (rule,) = case("outside").one("HTTPRoute")["spec"]["rules"]
     assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
 

@@ -1,4 +1,4 @@
-"""What this machine lacks for building and running images."""
+"""Tools and packages that this machine lacks for building and running images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 def missing(folder: Path) -> str | None:
-    """What is missing, in one line; None: nothing. `folder`: where images will lie."""
+    """Returns all that is missing, in one line; None: nothing. `folder`: where images will lie."""
     lacking = [package for program, package in _PROGRAMS.items() if shutil.which(program) is None]
     lacking += [] if PROFILE.is_file() else ["golang-github-containers-common"]
     lacking += [] if CERTIFICATES.is_file() else ["ca-certificates"]

@@ -81,7 +81,7 @@ class Store:
         return found
 
     def disk_bytes(self) -> int:
-        """What the store takes of the disk."""
+        """Disk space that the store takes."""
         return int(_run(["du", "-s", "--block-size=1", str(self._folder)]).split()[0])
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""What a container is made of, and what a runtime does with it."""
+"""Parts of a container, and the operations of a runtime on it."""
 
 from __future__ import annotations
 

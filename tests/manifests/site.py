@@ -214,7 +214,7 @@ async def site(topology: Topology, folder: Path, *, tls: bool, drain_s: int = 5)
 async def site_of(
     release: Rendered, folder: Path, *, tls: bool, runtime: Runtime | None = None
 ) -> AsyncIterator[Site]:
-    """What a render gives, its pods ready."""
+    """Objects of a render, whose pods are ready."""
     certificates = OwnCertificates() if tls else None
     secrets = {} if certificates is None else certificates.secrets()
     async with running(release, secrets, folder, runtime=runtime) as cluster:

@@ -1,4 +1,4 @@
-"""What `baton check` is asked to check, from its flags."""
+"""Subject of a `baton check`, from its flags."""
 
 from __future__ import annotations
 

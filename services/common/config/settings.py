@@ -23,7 +23,7 @@ from services.common.config.worker import EngineConfig
 
 
 class ModelSource(StrictModel):
-    """What `baton fetch-model` downloads into the folder `model`."""
+    """Model that `baton fetch-model` downloads into the folder `model`."""
 
     hub_id: str = setting(..., "id of the model in the hub, such as `owner/llama`", min_length=1)
     revision: str = setting("main", "branch, tag or commit of the model in the hub")

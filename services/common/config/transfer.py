@@ -71,7 +71,7 @@ class TransferConfig(StrictModel):
 
     @property
     def through_host(self) -> bool:
-        """Whether blocks are always sent through host memory, even where they are on GPUs."""
+        """True if blocks are always sent through host memory, even where they are on GPUs."""
         return self.transport == "grpc" or self.kv_wire != "native"
 
     @model_validator(mode="after")

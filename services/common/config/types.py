@@ -1,4 +1,4 @@
-"""What several configurations share: the base of every model, how a setting is declared, types."""
+"""Common parts of several configurations: the base of every model, how a setting is declared, types."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from services.router.workers.worker import Worker
 
 
 class Announced:
-    """The limits of the pairs among some workers. Call `review` after each change of which there are, of
-    which are alive, and of their links."""
+    """The limits of the pairs among some workers. Call `review` whenever a worker is found, lost, or alive
+    again, and after each change of a link."""
 
     def __init__(
         self,

@@ -203,7 +203,7 @@ def meets_alone(worker: Worker, tpot_s: float, context_tokens: int) -> bool:
 
 
 def knows_sequences(worker: Worker, context_tokens: int) -> bool:
-    """Whether a decode worker's costs say what one more sequence of so many tokens costs. After steps of few
+    """True if a decode worker's costs say what one more sequence of so many tokens costs. After steps of few
     different loads they hardly do, and by them a worker that seems a little faster than another one takes all
     sequences."""
     return worker.costs.each_s(context_tokens) > _SEQUENCE_NOISE * worker.costs.decode_step_s

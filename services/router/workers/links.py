@@ -135,7 +135,7 @@ class Links:
         return pause_s
 
     def _end_pause(self, decode: Receiver) -> _Failed | None:
-        """What is known of the failed link, which works again; None where it had not failed."""
+        """Removes a failed link, which works again, and returns its record; None where it had not failed."""
         failed = self._failed.pop(decode, None)
         if failed is not None:
             self._changed()

@@ -209,7 +209,7 @@ def _step_loops(
     cache: PrefixCache | None,
     before_step: Callable[[float], None],
 ) -> tuple[DecodeLoop, PrefillSteps]:
-    """What runs both kinds of steps; the one that a worker's role does not need compiles and captures
+    """Executor of both kinds of steps; the one that a worker's role does not need compiles and captures
     nothing."""
     decodes, prefills = config.role != "prefill", config.role != "decode"
     widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)

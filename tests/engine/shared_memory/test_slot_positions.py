@@ -22,7 +22,7 @@ def test_a_position_is_that_of_its_generation_alone() -> None:
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_all_parts_lie_apart_whatever_rows_a_slot_has(rows: int) -> None:
-    """What one part writes, no other reads."""
+    """No part of the shared memory overwrites another."""
     rings = SharedRings(5, rows_per_slot=rows)
     memory = SharedMemory.create("rings", rings.size)
     writer, reader, beat = rings.writer(memory), rings.reader(memory), rings.heartbeat(memory)

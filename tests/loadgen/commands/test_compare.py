@@ -13,7 +13,7 @@ from tests.loadgen.processes import MAY_LAG, Served, loadgen, served
 
 
 def sent(server: Served, folder: Path) -> list[tuple[int, float, int]]:
-    """Of each request of a run: its number, when it was due, and the checksum of the prompt that came."""
+    """Each request of a run: its number, when it was due, and the checksum of the prompt that came."""
     prompts = server.prompts()
     return sorted(
         (record.conversation, record.scheduled, prompts[record.request_id])

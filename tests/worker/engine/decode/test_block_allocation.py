@@ -305,7 +305,7 @@ def test_the_position_of_a_slots_sequence_before_is_not_taken_for_its_own() -> N
 
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_four_rows_a_slot_want_their_blocks_four_times_as_early(tokens: int) -> None:
-    """Whether a step advances the slot by one token or by four, its blocks never end."""
+    """A slot's blocks never end, with steps of one token as with steps of four."""
     case = Case(blocks=100, loop=Steps(shape=StepShape(SLOTS, 4), launched=2))
     key = case.admit(0, tokens=PROMPT + 40, end=PROMPT + 400)
     while not case.loop.grown:
