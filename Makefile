@@ -2,7 +2,7 @@
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test prove prove-gpu prove-gpus mutate check lint types imports proto stubs docs images \
+.PHONY: help setup demo test test-unit prove prove-gpu prove-gpus mutate check lint types imports proto stubs docs images \
 	release
 
 help: ## this list
@@ -13,6 +13,9 @@ setup: ## .venv with all that development needs; a second call does nothing
 
 demo: setup ## a small cluster on this machine, a few streamed prompts, a summary
 	@baton demo $(ARGS)
+
+test-unit: setup ## the tests that start no process and open no port
+	pytest -n 2 $$(python -m tests.support.unit_tier) $(ARGS)
 
 test: setup ## the tests that fit any machine, in minutes
 	pytest -n 4 --durations=10 -v $(ARGS)

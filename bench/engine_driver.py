@@ -1,10 +1,15 @@
-"""Drives an engine's steps without a worker, for measurements and tests."""
+"""Engines for measurements and tests: models of random weights, and steps driven without a worker."""
 
 from __future__ import annotations
 
+import json
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.shapes import Precision, Shape, with_positions
 
 if TYPE_CHECKING:
     from baton.device.stream import ComputeStream
@@ -13,6 +18,7 @@ if TYPE_CHECKING:
     from baton.engine.executor.executor import StepExecutor
     from baton.engine.executor.prefill_steps import PrefillSteps
     from baton.engine.executor.step_handle import ChunkResult
+    from baton.engine.memory.kv_cache import KVCache
     from baton.engine.plan.prefill_scheduler import PrefillScheduler
     from baton.engine.prefill.prompt_pass import PromptPass
     from baton.engine.sequence import Limits, SamplingParams
@@ -33,12 +39,15 @@ def admit(
     sampling: SamplingParams,
     limits: Limits,
     masked: bool = False,
+    prediction: Sequence[int] = (),
+    most_drafts: int | None = None,
+    tenant: str | None = None,
 ) -> None:
     """Posts the admission of a sequence of which all is known; the arguments are those of `begin_admission`
     and `complete`."""
     entry = loop.begin_admission(
         grant, token_ids=token_ids, prompt_length=prompt_length, end=end, sampling=sampling, limits=limits,
-        masked=masked,
+        masked=masked, prediction=prediction, most_drafts=most_drafts, tenant=tenant,
     )  # fmt: skip
     loop.complete(
         entry, token_ids=token_ids, prompt_length=prompt_length, sampling=sampling, last_token=last_token,
@@ -62,9 +71,12 @@ def prompt_executor(
 def executor_of(steps: PrefillSteps, clock: Callable[[], float] = time.monotonic) -> StepExecutor:
     """Runs these prefill steps alone."""
     from baton.engine.executor.executor import StepExecutor
+    from baton.engine.plan.decode_state import DecodeState
     from baton.engine.plan.step_planner import StepPlanner
+    from baton.engine.shared_memory.step_shape import StepShape
 
-    return StepExecutor(StepPlanner(steps.scheduler, steps.state, clock=clock), steps)
+    idle = DecodeState(StepShape(1), (1,))
+    return StepExecutor(StepPlanner(steps.scheduler, steps.state, idle, clock=clock), steps)
 
 
 def decode_step(loop: DecodeLoop, between_layers: Callable[[], None] | None = None) -> bool:
@@ -100,3 +112,79 @@ def finish(executor: StepExecutor) -> list[ChunkResult]:
         if executor.prompts.under_way:
             time.sleep(_POLL_S)
     return results
+
+
+# Blocks of a cache that are drawn at once.
+_BLOCKS = 64
+
+
+def random_model(
+    shape: Shape,
+    precision: Precision,
+    tokens: int,
+    block_tokens: int,
+    device: str,
+    change: Callable[[dict[str, Any]], None] = lambda weights: None,
+) -> Any:
+    """A model for sequences of up to `tokens` tokens. Weights are drawn by the device's own generator: of
+    no meaning, but of the right size. `change` is called with them, by name."""
+    import torch
+
+    from baton.engine.model import modules
+    from baton.engine.model.families.registry import load_config
+    from baton.engine.model.weight_formats import weight_formats
+    from baton.engine.model.weight_places import weight_places
+
+    kind, place = getattr(torch, precision.torch_dtype), torch.device(device)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(with_positions(shape, tokens).config))
+        config = load_config(folder)
+    layout = config.layout(block_tokens, precision.cache_dtype)
+    formats = weight_formats(config, precision.quantization, quantize_head=precision.quantize_head)
+    weights = weight_places(config, place, kind, formats)
+    for name, weight in weights.items():
+        if not isinstance(weight, torch.Tensor):
+            weight.randomize_()
+        elif name.endswith("norm.weight"):
+            weight.fill_(1)
+        else:
+            weight.normal_(0, weight.shape[-1] ** -0.5)
+    if config.experts is not None:
+        _route_evenly(weights)
+    change(weights)
+    kinds = modules.Precision.of(kind, getattr(torch, precision.cache_dtype))
+    model = modules.Model(config, weights, layout, place, kinds)
+    del weights
+    if place.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    return model
+
+
+def _route_evenly(weights: dict[str, Any]) -> None:
+    """Gives the rows of a mixture experts of their own, as `random_weights` does: an embedding of unit
+    variance, beside which what attention adds, nearly the same for all rows, is small."""
+    import torch
+
+    for name, weight in weights.items():
+        if name.endswith("embed_tokens.weight"):
+            weight.normal_(0, 1)
+        elif name.endswith("o_proj.weight"):
+            (weight if isinstance(weight, torch.Tensor) else weight.scales).mul_(1 / 4)
+
+
+def randomize(cache: KVCache) -> None:
+    """Fills a cache with normal values, or with codes and scales that stand for such."""
+    import torch
+
+    from baton.engine.kernels.reference.kv_codes import quantise
+
+    for group, scales in zip(cache.groups, cache.scales, strict=True):
+        for start in range(0, group.shape[0], _BLOCKS):
+            part = slice(start, start + _BLOCKS)
+            if scales is None:
+                group[part].normal_()
+                continue
+            codes, found = quantise(torch.randn(group[part].shape, device=group.device))
+            group[part].copy_(codes)
+            scales[part].copy_(found.movedim(2, -1))

@@ -1,12 +1,52 @@
-"""Model shapes by name. Torch-free."""
+"""Shapes of models by name, and what their numbers are kept in. Torch-free."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from baton.model_spec.layout import key_value_planes
-from bench.precision import Precision
+from baton.engine.kernels.weight_format import FORMATS
+from baton.model_spec.layout import FP8, key_value_planes
+
+_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Number formats, named like a worker's options. `dtype`: as torch spells it, or bf16, fp16, fp32 or
+    fp64. Raises ValueError where the head is to be quantised and nothing says how."""
+
+    dtype: str
+    quantization: str | None = None
+    quantize_head: bool = False
+    kv_dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.quantize_head and self.quantization is None:
+            raise ValueError("--quantize-head needs --quantization: it says how")
+
+    @property
+    def torch_dtype(self) -> str:
+        """The dtype as torch spells it."""
+        return _SPELLINGS.get(self.dtype, self.dtype)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element that is not in fewer bits."""
+        return _BYTES[self.torch_dtype]
+
+    @property
+    def cache_dtype(self) -> str:
+        """The KV cache's dtype as layouts name it."""
+        return FP8 if self.kv_dtype == "fp8" else self.torch_dtype
+
+    def weight_bytes(self, n: int, k: int, *, head: bool = False) -> int:
+        """Bytes of a layer's matrix of n rows of k elements, or of the head's."""
+        if self.quantization is None or (head and not self.quantize_head):
+            return n * k * self.element_bytes
+        return FORMATS[self.quantization].nbytes(n, k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +56,10 @@ class Shape:
     config: dict[str, Any]
 
     def products(self) -> dict[str, tuple[int, int]]:
-        """Rows and columns of each product's weights, by the names of `Product`."""
+        """Rows and columns of each product's weights, by the names of `Product`; of experts those of one."""
         c = self.config
-        hidden, inner, heads = c["hidden_size"], c["intermediate_size"], c["num_attention_heads"]
+        hidden, heads = c["hidden_size"], c["num_attention_heads"]
+        inner = c.get("moe_intermediate_size", c["intermediate_size"])
         queries, keys = heads * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
         return {
             "qkv": (queries + 2 * keys, hidden),
@@ -28,20 +69,36 @@ class Shape:
             "head": (c["vocab_size"], hidden),
         }
 
-    def weight_elements(self) -> int:
-        """Elements that a decode step reads: the weights of all products (norms and the embedding's rows are
-        negligible)."""
-        sizes = {name: rows * columns for name, (rows, columns) in self.products().items()}
-        head = sizes.pop("head")
-        return int(self.config["num_hidden_layers"]) * sum(sizes.values()) + head
+    @property
+    def experts(self) -> int:
+        """Experts of a layer; 0 where its MLP is dense."""
+        return int(self.config.get("num_experts", self.config.get("num_local_experts", 0)))
 
-    def weight_bytes(self, precision: Precision) -> int:
-        """Bytes of `weight_elements`."""
-        sizes = self.products()
+    def experts_read(self, rows: float) -> float:
+        """MLPs of a layer that a step of `rows` rows is expected to read, where each row draws its experts
+        uniformly; 1 where the MLP is dense."""
+        if not self.experts:
+            return 1.0
+        share = self.config["num_experts_per_tok"] / self.experts
+        return float(self.experts * (1 - (1 - share) ** rows))
+
+    def weight_elements(self) -> int:
+        """Elements that a row is multiplied by: the weights of all products, of experts those that it takes
+        (norms and the embedding's rows are negligible)."""
+        c, sizes = self.config, {name: rows * columns for name, (rows, columns) in self.products().items()}
         head = sizes.pop("head")
-        layers = int(self.config["num_hidden_layers"])
-        of_layer = sum(precision.weight_bytes(*size) for size in sizes.values())
-        return layers * of_layer + precision.weight_bytes(*head, head=True)
+        mlp = (sizes.pop("gate_up") + sizes.pop("down")) * int(c.get("num_experts_per_tok", 1))
+        router = self.experts * int(c["hidden_size"])
+        return int(c["num_hidden_layers"]) * (sum(sizes.values()) + mlp + router) + head
+
+    def weight_bytes(self, precision: Precision, rows: float = math.inf) -> int:
+        """Bytes of the weights that a step of `rows` rows reads; by default all but the embedding's."""
+        c, sizes = self.config, self.products()
+        head = precision.weight_bytes(*sizes.pop("head"), head=True)
+        bytes_of = {name: precision.weight_bytes(*size) for name, size in sizes.items()}
+        mlp = (bytes_of.pop("gate_up") + bytes_of.pop("down")) * self.experts_read(rows)
+        router = self.experts * int(c["hidden_size"]) * precision.element_bytes
+        return round(int(c["num_hidden_layers"]) * (sum(bytes_of.values()) + mlp + router)) + head
 
     def held_bytes(self, precision: Precision) -> int:
         """Bytes of all weights in memory: those that a step reads, and the embedding, unless the head is the
@@ -107,12 +164,19 @@ _QWEN3 = {
     "vocab_size": 151936,
     "max_position_embeddings": 40960,
 }
+_QWEN3_MOE = {
+    **_QWEN3,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "norm_topk_prob": True,
+}
 _MISTRAL = {
     **_BASE,
     "architectures": ["MistralForCausalLM"],
     "model_type": "mistral",
     "sliding_window": None,
 }
+_MIXTRAL = {**_MISTRAL, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
 _GEMMA3 = {
     **_BASE,
     "architectures": ["Gemma3ForCausalLM"],
@@ -183,6 +247,12 @@ SHAPES = {
     "qwen3-8b": _shape(_QWEN3, 36, 4096, 12288, 32, 8),
     "qwen3-14b": _shape(_QWEN3, 40, 5120, 17408, 40, 8),
     "qwen3-32b": _shape(_QWEN3, 64, 5120, 25600, 64, 8),
+    "qwen3-30b-a3b": _shape(
+        _QWEN3_MOE, 48, 2048, 6144, 32, 4, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8
+    ),
+    "mixtral-8x7b": _shape(
+        _MIXTRAL, 32, 4096, 14336, 32, 8, 32000, num_local_experts=8, num_experts_per_tok=2
+    ),
     "mistral-7b": _shape(_MISTRAL, 32, 4096, 14336, 32, 8, 32768),
     "mistral-nemo": _shape(_MISTRAL, 40, 5120, 14336, 32, 8, 131072, max_position_embeddings=131072),
     "mistral-small": _shape(_MISTRAL, 40, 5120, 32768, 32, 8, 131072, rope_theta=100_000_000.0),

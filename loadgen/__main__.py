@@ -1,4 +1,4 @@
-"""`python -m loadgen`."""
+"""Runs the command as `python -m loadgen`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `loadgen` command."""
+"""The `loadgen` command and its parser."""
 
 from __future__ import annotations
 
@@ -22,13 +22,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 2 after an error in the arguments, 130 after Ctrl-C."""
-    parser = argparse.ArgumentParser(
-        prog="loadgen", description="Measures a streamed language model under load, and finds its goodput."
-    )
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", dest="command")
-    for name, command in COMMANDS.items():
-        command.add(commands.add_parser(name, help=command.HELP, description=command.DESCRIPTION))
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     try:
         code: int = COMMANDS[arguments.command].main(arguments)
         return code
@@ -37,3 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    made = argparse.ArgumentParser(
+        prog="loadgen", description="Measures a streamed language model under load, and finds its goodput."
+    )
+    commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND", dest="command")
+    for name, command in COMMANDS.items():
+        command.add(commands.add_parser(name, help=command.HELP, description=command.DESCRIPTION))
+    return made

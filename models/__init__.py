@@ -1,1 +1,1 @@
-"""How shipped models were made. Not installed; imported by its tests alone."""
+"""The programs that made the shipped models. Not installed; imported by their tests alone."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from services.cluster.gpu_count import find_driver
+from tests.support.unit_tier import forbid_processes_and_ports, is_unit
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -31,6 +32,8 @@ E2E = "tests/e2e/"
 # Where something is due within a time. The rest of e2e may run beside a cluster of another test, and shares
 # that of tests/e2e/conftest.py, so that one process alone starts it.
 FAULTS = f"{E2E}faults/"
+# Every process that tests the chart renders each set of its values once, which takes seconds.
+CHART = "tests/deploy/"
 
 
 def shares_cluster(item: pytest.Item) -> bool:
@@ -44,8 +47,9 @@ def _fixtures(item: pytest.Item) -> Sequence[str]:
 
 
 def process_of(nodeid: str) -> str:
-    """What runs in one process: e2e's faults, the rest of e2e, and else a file."""
-    return next((folder for folder in (FAULTS, E2E) if nodeid.startswith(folder)), nodeid.partition("::")[0])
+    """What runs in one process: e2e's faults, the rest of e2e, what tests the chart, and else a file."""
+    folders = (FAULTS, E2E, CHART)
+    return next((folder for folder in folders if nodeid.startswith(folder)), nodeid.partition("::")[0])
 
 
 def has_gpu() -> bool:
@@ -144,16 +148,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Proofs at full size have a timeout of their own. Among several processes e2e is started first, since it
-    takes longest; there the modules that share one cluster are last, since it takes processor time as long as
-    it is there."""
+    """The tier of a test follows from its folder. Proofs at full size have a timeout of their own. Among
+    several processes e2e is started first, since it takes longest; there the modules that share one cluster
+    are last, since it takes processor time as long as it is there."""
     for item in items:
+        if is_unit(item):
+            item.add_marker(pytest.mark.unit)
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
     if hasattr(config, "workerinput"):
-        rank = {FAULTS: 0, E2E: 1}
+        rank = {FAULTS: 0, E2E: 1, CHART: 2}
         sharing = {item.path for item in items if shares_cluster(item)}
-        items.sort(key=lambda item: (rank.get(process_of(item.nodeid), 2), item.path in sharing))
+        items.sort(key=lambda item: (rank.get(process_of(item.nodeid), 3), item.path in sharing))
+
+
+@pytest.fixture(autouse=True)
+def _unit_tests_start_nothing(request: pytest.FixtureRequest) -> Generator[None]:
+    if request.node.get_closest_marker("unit") is None:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        forbid_processes_and_ports(patch)
+        yield
 
 
 def pytest_unconfigure() -> None:

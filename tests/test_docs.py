@@ -76,7 +76,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize("change", ["Mixture of experts", "Drafts: several tokens a step", "A second device"])
+@pytest.mark.parametrize("change", ["Mixture of experts", "Drafts: several tokens a step", "Several devices"])
 def test_contributing_names_the_files_of_larger_changes_and_why(change: str) -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     section = page.split(f"### {change}\n")[1].split("\n#")[0]

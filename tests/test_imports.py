@@ -26,7 +26,8 @@ sys.meta_path.insert(0, Blocker())
         "services.router.__main__, services.router.process",
         "loadgen.__main__, loadgen.cli",
         # All commands.
-        "services.cli.main, services.cli.up.command, services.cli.demo.command; services.cli.main._parser()",
+        "services.cli.main, services.cli.up.command, services.cli.demo.command; "
+        "[services.cli.parse.parser_of(name) for name in services.cli.commands.COMMANDS]",
         "kvtransfer.receiver.receiver, kvtransfer.sender.sender",
     ],
 )

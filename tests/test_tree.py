@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Set
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -22,6 +22,11 @@ GENERATED = "baton/v1"
 IMPORTERS = re.compile(
     r"\b(imported (only )?(by|from|where)|imports? (it|them)|may import|never imports)\b", re.I
 )
+# Tests use what callers use: private names of others, all in all, and where there are none.
+MOST_PRIVATE_NAMES = 15
+NO_PRIVATE_NAMES = ("bench", "cli", "cluster", "decode", "e2e", "kvtransfer", "router", "state", "worker")
+# They begin with an underscore, and are documented.
+PUBLIC = frozenset({"_asdict", "_exit", "_replace"})
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +80,44 @@ def test_each_package_says_what_it_is_and_who_imports_it() -> None:
         text = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())) or ""
         assert len(text.split()) >= 8, f"{folder} does not say what it is"
         assert IMPORTERS.search(" ".join(text.split())), f"{folder} does not say who imports it"
+
+
+def test_tests_use_few_private_names() -> None:
+    used = Counter[str]()
+    for path in (ROOT / "tests").rglob("*.py"):
+        used[path.relative_to(ROOT / "tests").parts[0]] += sum(1 for _ in private_names(path.read_text()))
+    assert sum(used.values()) <= MOST_PRIVATE_NAMES, used
+    assert {folder: used[folder] for folder in NO_PRIVATE_NAMES if used[folder]} == {}
+
+
+def test_private_names_are_found() -> None:
+    text = """
+from a import _b
+c._d.e(self._f, cls._g, super()._h, c.__i__, c._replace())
+patch.setattr(c, "_j", 0)
+patch.setattr("a.c._k", 0)
+class K:
+    def l(self): self.m._n
+"""
+    assert sorted(private_names(text)) == ["_b", "_d", "_j", "_k", "_n"]
+
+
+def private_names(text: str) -> Iterator[str]:
+    """The private names of modules, and of objects but the own one, that a file imports, reads or patches."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.ImportFrom(names=imported):
+                names = [one.name for one in imported]
+            case ast.Attribute(value=ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super"))):
+                continue
+            case ast.Attribute(attr=name):
+                names = [name]
+            case ast.Call(func=ast.Attribute(attr="setattr" | "delattr"), args=arguments):
+                values = [one.value for one in arguments[:2] if isinstance(one, ast.Constant)]
+                names = [value.rpartition(".")[2] for value in values if isinstance(value, str)]
+            case _:
+                continue
+        yield from (one for one in names if re.match(r"_[^_]", one) and one not in PUBLIC)
 
 
 def folders_of(roots: list[str]) -> Iterator[tuple[str, list[Path]]]:

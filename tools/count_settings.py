@@ -30,7 +30,7 @@ ROOTS = (
     ("SuperviseFile",),
 )
 # Sections of the tree that `baton up` does not read.
-NOT_OF_UP = ("tls", "require_tls", "model_source", "worker", "engine_of_role", "prefix_secret_file")
+NOT_OF_UP = ("tls", "require_tls", "model_source", "worker", "prefix_secret_file")
 NOT_OF_UP_STATE = ("state.redis_url_file", "state.journal_key_file")
 
 Models = Mapping[str, ast.ClassDef]

@@ -18,7 +18,7 @@ TABLES = {
     "access": ("auth", "tls.internal", "tls.public", "require_tls"),
     "supervision and state": ("supervision", "state"),
     "tracing": ("tracing",),
-    "processes of their own": ("worker", "engine_of_role", "model_source"),
+    "processes of their own": ("worker", "model_source"),
 }
 _HEAD = "| setting | default | unit or values | who | flag | meaning |\n" + "|---" * 6 + "|\n"
 

@@ -42,7 +42,7 @@ def listening_family(host: str) -> socket.AddressFamily:
 
 
 def accept_both_families(bound: socket.socket) -> None:
-    """Has a socket of IPv6 that is not bound yet take callers of IPv4 too, whatever the default is."""
+    """Makes an IPv6 socket that is not bound yet accept callers of IPv4 too, whatever the default is."""
     if bound.family == socket.AF_INET6:
         bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
 

@@ -1,4 +1,4 @@
-"""Where a router's AdminService is found, and which router an AdminService belongs to."""
+"""Finds a router's AdminService, and the router that an AdminService belongs to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_GRPC_PORT}"
 
 
 def belongs_to(status: AdminServiceGetStatusResponse, target: str) -> bool:
-    """Whether the router that gave this status, asked on loopback, serves `target` (a host:port) too.
+    """True if the router that gave this status, asked on loopback, serves `target` (a host:port) too.
 
     It does if `target` is on loopback and names one of the router's public ports. On another host the same
     port number may be another router's.

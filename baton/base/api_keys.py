@@ -35,18 +35,18 @@ class KeyGrant(BaseModel):
 
     @property
     def key_id(self) -> str:
-        """What names the key in public."""
+        """The key's public name; by default the one derived from its hash."""
         return self.id or default_key_id(bytes.fromhex(self.sha256))
 
 
 class ApiKey(KeyGrant):
-    """A key in Redis."""
+    """An API key in Redis, with its tenant."""
 
     tenant: str = Field(pattern=TENANT_NAME)
 
 
 def key_hash(key: str) -> bytes:
-    """Its SHA-256."""
+    """Returns the SHA-256 of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 

@@ -1,4 +1,4 @@
-"""How members of one cluster prove that they know its secret.
+"""The proofs by which members of one cluster show that they know its secret.
 
     secret ─┬─ "rpc"   ─▶ the token that every internal RPC carries in its metadata
             ├─ "admin" ─▶ the token of AdminService, where that is not on loopback alone
@@ -65,7 +65,7 @@ class RpcToken:
         return ((METADATA_KEY, self._token),)
 
     def admits(self, method: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
-        """Whether a call of `method` with this metadata may be answered. Compares in constant time."""
+        """True if a call of `method` with this metadata may be answered. Compares in constant time."""
         if method == HEALTH_METHOD:
             return True
         for key, value in metadata or ():
@@ -86,7 +86,7 @@ class CertificateProof:
         return hmac.digest(self._key, _joined((name, incarnation, *certificates)), "sha256").hex()
 
     def verify(self, proof: str, name: str, incarnation: str, certificates: Sequence[str]) -> bool:
-        """Whether `sign` made this proof. Compares in constant time."""
+        """True if `sign` made this proof. Compares in constant time."""
         expected = self.sign(name, incarnation, certificates)
         return hmac.compare_digest(proof.encode(), expected.encode())
 
@@ -103,7 +103,7 @@ class KeyProof:
         return self._signed("entry", self._namespace, key_id, text)
 
     def verify(self, proof: str, key_id: str, text: str) -> bool:
-        """Whether `sign` made this proof. Compares in constant time."""
+        """True if `sign` made this proof. Compares in constant time."""
         return hmac.compare_digest(proof.encode(), self.sign(key_id, text).encode())
 
     def verify_alone(self, proof: str, text: str) -> bool:

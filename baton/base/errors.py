@@ -28,7 +28,7 @@ class ErrorKind(Enum):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same request may succeed at another worker or a little later."""
+        """True if the same request may succeed at another worker or a little later."""
         return self in _RETRYABLE
 
 

@@ -51,7 +51,7 @@ class FollowedFile(Generic[T]):
         self.value = self._read()
 
     def look(self, *, at_once: bool = False) -> bool:
-        """Reads the file again if it has been replaced or written; whether `value` has changed."""
+        """Reads the file again if it has been replaced or written; returns True if `value` has changed."""
         now = self._clock()
         if not at_once and now - self._looked_at < self._look_s:
             return False

@@ -18,7 +18,7 @@ _EXIT_ORPHANED = 126
 
 
 def die_with_parent() -> None:
-    """Has the kernel kill this process when the thread that started it ends."""
+    """Makes the kernel kill this process when the thread that started it ends."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"prctl(PR_SET_PDEATHSIG): {os.strerror(code)}")

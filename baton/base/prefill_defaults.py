@@ -1,7 +1,7 @@
-"""How prefill workers pace and order prompts unless they are configured otherwise; times in seconds.
+"""The defaults by which prefill workers pace and order prompts; times in seconds.
 
-Routers predict a prompt's turn from the same values, for each worker: what one is configured with it does not
-report, so a worker with other settings is predicted less well.
+Routers predict when a prompt runs from the same values, for every worker: a worker does not report its
+settings, so one with other settings is predicted less well.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 # The longest expected duration of a step while short prompts wait or come, and while none do on a GPU.
 STEP_S = 0.025
 ALONE_STEP_S = 0.06
-# A prompt that has waited for so long gets a part of the steps' time, and is passed by none in a router's
+# Wait, in seconds, after which a prompt gets a part of the steps' time, and is passed by none in a router's
 # queue.
 AGE_CAP_S = 2.0
 # How much longer prompts may take than is predicted of full steps: steps of few rows do.

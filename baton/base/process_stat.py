@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-# Of the fields that follow the command, which may itself contain spaces and parentheses.
+# Indexes of fields behind the command, which may itself contain spaces and parentheses.
 _STATE, _PARENT, _USER, _SYSTEM, _START = 0, 1, 11, 12, 19
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """Of a process, or of a zombie: its state (one letter, such as "R", "S", "T", "Z"), its parent's pid, its
+    """A process's or a zombie's state (one letter, such as "R", "S", "T", "Z"), its parent's pid, its
     processor time in seconds and its start in clock ticks since boot."""
 
     state: str
@@ -23,12 +23,12 @@ class ProcessStat:
 
     @property
     def ended(self) -> bool:
-        """Whether it is a zombie, which remains until its parent reaps it."""
+        """True for a zombie, which remains until its parent reaps it."""
         return self.state in "ZX"
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """None where there is no such process."""
+    """Reads the state of a process; None if there is none with that pid."""
     fields = _fields(Path(f"/proc/{pid}/stat"))
     if not fields:
         return None
@@ -37,7 +37,7 @@ def process_stat(pid: int) -> ProcessStat | None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process exists and has not ended."""
+    """True if the process exists and has not ended."""
     stat = process_stat(pid)
     return stat is not None and not stat.ended
 

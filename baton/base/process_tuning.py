@@ -1,4 +1,4 @@
-"""What a process asks of Linux and of the C library: how its threads are woken, how exact their waits are,
+"""Settings of Linux and of the C library for a process: how its threads are woken, how exact their waits are,
 and which freed memory it keeps."""
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _STEP_BYTES = 16 << 20
 
 
 def batch_wakeups() -> None:
-    """Threads of this process that are woken do not interrupt the one that runs (SCHED_BATCH, sched(7)): this
-    thread, and threads and children that it starts from now on, wait until whatever runs on their core
-    pauses. For processes of one event loop and the threads that feed it.
+    """Keeps threads of this process that are woken from interrupting the one that runs (SCHED_BATCH,
+    sched(7)): this thread, and threads and children that it starts from now on, wait until whatever runs on
+    their core pauses. For processes of one event loop and the threads that feed it.
 
     gRPC's own thread is woken for every message that was written or received. By default it interrupts the
     event loop, which is in the middle of a burst of them, for a message that the loop will not look at before
@@ -34,8 +34,9 @@ def batch_wakeups() -> None:
 
 
 def switch_threads_often() -> None:
-    """A thread of this process that waits for Python's lock gets it after 0.5 ms instead of 5. For processes
-    of one event loop beside which another thread computes for longer, such as one that encodes traces."""
+    """Lets a thread of this process that waits for Python's lock get it after 0.5 ms instead of 5. For
+    processes of one event loop beside which another thread computes for longer, such as one that encodes
+    traces."""
     sys.setswitchinterval(_SWITCH_S)
 
 

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 from baton.base.process_stat import process_stat, state_of
 
-# A silent process is hung once it could have run for so long meanwhile, in seconds,
+# A silent process is hung once it could have run for this many seconds in its silence,
 RAN_S = 1.0
-# or has been silent for so long in any case.
+# or has been silent for this many seconds in any case.
 STARVED_S = 20.0
 # The most that the time between two looks counts: a watcher that did not run itself has not watched.
 _LONGEST_LOOK_S = 0.5
@@ -53,7 +53,7 @@ def activity(pid: int) -> Activity | None:
 
 
 def hangs(silent_s: float, ran_s: float, limit_s: float) -> bool:
-    """Tells if a process hangs that has been silent for `silent_s` seconds and could have run for `ran_s` of
+    """True if a process hangs that has been silent for `silent_s` seconds and could have run for `ran_s` of
     them. `limit_s`: the silence that is normal."""
     return silent_s > limit_s and (ran_s >= min(RAN_S, limit_s) or silent_s > STARVED_S)
 
@@ -88,7 +88,7 @@ class ProcessWatch:
         """Seconds of these in which the watched process ran, or waited for nothing but itself."""
 
     def progressed(self) -> None:
-        """Records progress."""
+        """Records progress, which sets the silent time to 0."""
         self._looked_at = self._clock()
         self._cpu_s = None
         self.silent_s = self.ran_s = 0.0
@@ -106,7 +106,7 @@ class ProcessWatch:
         self._cpu_s = None if seen is None else seen.cpu_s
 
     def hangs(self, limit_s: float) -> bool:
-        """Tells if the process hangs: it has been silent for longer than `limit_s`, though it could run."""
+        """True if the process hangs: it has been silent for longer than `limit_s`, though it could run."""
         return hangs(self.silent_s, self.ran_s, limit_s)
 
 

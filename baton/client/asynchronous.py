@@ -1,4 +1,4 @@
-"""The client for asyncio."""
+"""The typed gRPC client for asyncio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both clients' channels and calls share: options, and the metadata of an API key."""
+"""Parts that both clients' channels and calls share: options, and the metadata of an API key."""
 
 from __future__ import annotations
 

@@ -50,6 +50,8 @@ class Sampling(RequestArguments, total=False):
     tools: Sequence[Tool]
     tool_choice: str
     parallel_tool_calls: bool
+    # Text that the output is expected to contain, at most 16,384 tokens: drafts are taken from it.
+    prediction: str
 
 
 def to_request(model: str, prompt: Prompt, **sampling: Unpack[Sampling]) -> GenerateRequest:

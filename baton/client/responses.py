@@ -44,13 +44,17 @@ class Reader:
         self.tokens_sent = False
 
     def read(self, response: GenerateResponse) -> Delta:
-        """The next delta."""
+        """Converts a response message into the next delta of its output."""
         self.tokens_sent |= bool(response.token_ids)
         usage = None
         if response.HasField("usage"):
             self._complete = True
             usage = Usage(
-                response.usage.prompt_tokens, response.usage.completion_tokens, response.usage.cached_tokens
+                response.usage.prompt_tokens,
+                response.usage.completion_tokens,
+                response.usage.cached_tokens,
+                response.usage.accepted_prediction_tokens,
+                response.usage.rejected_prediction_tokens,
             )
         return Delta(
             index=response.index,
@@ -71,7 +75,7 @@ class Reader:
         )
 
     def check_end(self) -> None:
-        """Called at the end of the stream. Raises BatonError(UNAVAILABLE) where an output is incomplete."""
+        """Checks the end of the stream. Raises BatonError(UNAVAILABLE) if an output is incomplete."""
         if not self._complete:
             message = "the stream ended before the output did"
             raise BatonError(ErrorKind.UNAVAILABLE, message, tokens_sent=self.tokens_sent)
@@ -137,6 +141,9 @@ def _trace(trace: RequestTrace) -> Trace:
         trace.seed,
         stages,
         trace.handoff_exposed_ns / 1e9,
+        trace.drafts.steps,
+        trace.drafts.drafts,
+        trace.drafts.accepted,
     )
 
 

@@ -1,4 +1,4 @@
-"""The client for threads."""
+"""The typed gRPC client for threads."""
 
 from __future__ import annotations
 

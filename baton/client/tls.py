@@ -16,7 +16,7 @@ _NAME_OVERRIDE = "grpc.ssl_target_name_override"
 
 @dataclass(frozen=True)
 class Tls:
-    """Whom to trust, and the client's own certificate where the server wants one. All files are PEM.
+    """Authorities that the client trusts, and its own certificate if the server wants one. All files are PEM.
 
     `ca_file`: the server's authorities; None: the system's. `cert_file` and `key_file`: both or neither.
     `server_name`: the DNS name that the server's certificate must have; None: the host of the address.

@@ -52,7 +52,7 @@ class Message:
 
 
 class FinishReason(StrEnum):
-    """Why an output ended."""
+    """The reason why an output ended."""
 
     # A stop id, the end-of-sequence id or a stop string.
     STOP = "stop"
@@ -90,16 +90,19 @@ class Usage:
     completion_tokens: int
     # Tokens of the prompt whose KV a worker had cached.
     cached_tokens: int = 0
+    # Draft tokens from the request's prediction that decode steps accepted, and that they rejected.
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and completion tokens."""
+        """Number of prompt and completion tokens together."""
         return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Where one output was computed, and where its time went."""
+    """The workers that computed one output, and the time that each stage took."""
 
     # The workers' names.
     prefill_worker: str
@@ -114,6 +117,17 @@ class Trace:
     stages: Mapping[str, float]
     # The part of the handoff, in seconds, that no computation hid.
     handoff_exposed_s: float
+    # Decode steps that the output took, the draft tokens that they verified, and those that they accepted; 0
+    # where the worker did not count them.
+    decode_steps: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens that a decode step gave out on average; None where steps were not counted."""
+        steps = self.decode_steps
+        return (steps + self.accepted_draft_tokens) / steps if steps else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +163,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One complete output."""
+    """One complete output of a request."""
 
     index: int
     tokens: tuple[int, ...]
@@ -174,7 +188,7 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """The first output's text."""
+        """Text of the request's first output."""
         return self.choices[0].text
 
     @property
@@ -184,5 +198,5 @@ class Completion:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why the first output ended."""
+        """The reason why the first output ended."""
         return self.choices[0].finish_reason

@@ -34,7 +34,7 @@ class CudaNccl:
         return self._nccl.unique_id()
 
     def channel(self, unique_id: bytes, rank: int, wake: Callable[[], None]) -> NcclChannel:
-        """One end of the channel with this id; `rank` is 0 or 1."""
+        """Creates one end of the channel with this id; `rank` is 0 or 1."""
 
         def connect(stream: Stream, given_up: Callable[[], bool]) -> Communicator:
             cuda_runtime().set_device(self._device)  # of the channel's thread

@@ -25,6 +25,7 @@ _LAZY_PEER_ACCESS = 1
 _ARGUMENTS = 8
 _DISABLE_TIMING = 2
 _NOT_READY = 600
+_PEER_ACCESS_ALREADY_ENABLED = 704
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: does not synchronize with the default stream
 _HIGHEST_PRIORITY = -1
 _BATCH = "cuMemcpyBatchAsync_v2"
@@ -34,7 +35,7 @@ _MAX_COPIES = 64
 
 
 class CudaError(RuntimeError):
-    """A CUDA call failed."""
+    """A CUDA call failed; the message names the call and the error."""
 
 
 @cache
@@ -44,14 +45,14 @@ def cuda_driver() -> ctypes.CDLL:
 
 
 def call(library: ctypes.CDLL, name: str, *arguments: object) -> None:
-    """Calls a function that returns 0, or an error code. CudaError."""
+    """Calls a function that returns 0, or an error code, for which it raises CudaError."""
     result = getattr(library, name)(*arguments)
     if result:
         raise CudaError(f"{name}: error {result}")
 
 
 class _Handle(ctypes.Structure):
-    """cudaIpcMemHandle_t, passed by value."""
+    """The struct cudaIpcMemHandle_t, passed by value."""
 
     _fields_ = (("bytes", ctypes.c_ubyte * HANDLE_BYTES),)
 
@@ -78,6 +79,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cudaDeviceGetPCIBusId": [ctypes.c_char_p, ctypes.c_int, ctypes.c_int],
     "cudaDeviceGetByPCIBusId": [ctypes.POINTER(ctypes.c_int), ctypes.c_char_p],
     "cudaDeviceCanAccessPeer": [ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_int],
+    "cudaDeviceEnablePeerAccess": [ctypes.c_int, ctypes.c_uint],
 }
 
 
@@ -97,29 +99,12 @@ class _Batch:
 
 
 class CudaRuntime:
-    """CUDA's runtime and driver; `cuda_runtime` loads them once. OSError where a library is missing."""
+    """CUDA's runtime and driver; `cuda_runtime` loads them once."""
 
-    def __init__(self) -> None:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        major = str(torch.version.cuda).partition(".")[0]
-        self._runtime = ctypes.CDLL(f"libcudart.so.{major}")
-        for name, arguments in _SIGNATURES.items():
-            getattr(self._runtime, name).argtypes = arguments
-        self._runtime.cudaGetErrorString.restype = ctypes.c_char_p
-        self._driver = cuda_driver()
-        self._driver.cuLaunchKernel.argtypes = [
-            ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3,
-        ]  # fmt: skip
-        self._driver.cuStreamWriteValue64_v2.argtypes = [
-            ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint,
-        ]  # fmt: skip
-        self._batch: _Batch | None = None
-        with contextlib.suppress(AttributeError):
-            getattr(self._driver, _BATCH).argtypes = [
-                *[ctypes.POINTER(ctypes.c_uint64)] * 3, ctypes.c_size_t, ctypes.POINTER(_CopyAttributes),
-                ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t, ctypes.c_void_p,
-            ]  # fmt: skip
-            self._batch = _Batch()
+    def __init__(self, runtime: ctypes.CDLL, driver: ctypes.CDLL) -> None:
+        self._runtime = runtime
+        self._driver = driver
+        self._batch = _Batch() if hasattr(driver, _BATCH) else None
         # Kernel arguments and their addresses. Parameters behind ours are 0: Triton's scratch memory.
         self._arguments = (ctypes.c_uint64 * _ARGUMENTS)()
         start = ctypes.addressof(self._arguments)
@@ -140,13 +125,13 @@ class CudaRuntime:
         return bytes(handle)
 
     def open(self, handle: bytes) -> int:
-        """Maps another process's allocation for the current device, until "cudaIpcCloseMemHandle"; its
-        address here."""
+        """Maps another process's allocation for the current device, until "cudaIpcCloseMemHandle"; returns
+        its address here."""
         whose = _Handle.from_buffer_copy(handle)
         return self._create("cudaIpcOpenMemHandle", whose, _LAZY_PEER_ACCESS)
 
     def register(self, address: int, size: int) -> int:
-        """Maps host memory for the GPU, until "cudaHostUnregister"; its address on the device."""
+        """Maps host memory for the GPU, until "cudaHostUnregister"; returns its address on the device."""
         self.call("cudaHostRegister", address, size, _PORTABLE_MAPPED)
         return self._create("cudaHostGetDevicePointer", address, 0)
 
@@ -215,7 +200,7 @@ class CudaRuntime:
         )  # fmt: skip
 
     def create_stream(self, *, high_priority: bool = False) -> int:
-        """A non-blocking stream."""
+        """Creates a non-blocking stream and returns its handle."""
         priority = _HIGHEST_PRIORITY if high_priority else 0
         return self._create("cudaStreamCreateWithPriority", _NON_BLOCKING, priority)
 
@@ -226,7 +211,7 @@ class CudaRuntime:
         return name.value.decode()
 
     def reaches(self, index: int, bus_id: str) -> bool:
-        """Whether device `index` may write the memory of the device with this bus id: it is the same device,
+        """True if device `index` may write the memory of the device with this bus id: it is the same device,
         or has peer access to it, or this process does not see that device (CUDA_VISIBLE_DEVICES); `open`,
         which need not see it, finds out then."""
         found, can = ctypes.c_int(), ctypes.c_int()
@@ -239,14 +224,34 @@ class CudaRuntime:
                 self.call("cudaDeviceCanAccessPeer", ctypes.byref(can), index, found.value)
         return found.value == index or bool(can.value)
 
+    def enable_peer_access(self, index: int, other: int) -> bool:
+        """Lets kernels of device `index` address the memory of another by the addresses that it has there, as
+        far as "cudaMalloc" allocated it; returns False where the devices cannot. Makes `index` the current
+        device."""
+        can = ctypes.c_int()
+        self.call("cudaDeviceCanAccessPeer", ctypes.byref(can), index, other)
+        if not can.value:
+            return False
+        self.set_device(index)
+        result = self._runtime.cudaDeviceEnablePeerAccess(other, 0)
+        if result not in (0, _PEER_ACCESS_ALREADY_ENABLED):
+            raise CudaError(f"cudaDeviceEnablePeerAccess: error {result}")
+        if result:
+            self._clear_error()
+        return True
+
     def call(self, name: str, *arguments: object) -> None:
         """Calls a function of the runtime. CudaError where it fails."""
         result = getattr(self._runtime, name)(*arguments)
         if result:
             why = self._runtime.cudaGetErrorString(result).decode()
-            with contextlib.suppress(AttributeError):
-                self._runtime.cudaGetLastError()  # clears it, so that no later call reports it
+            self._clear_error()
             raise CudaError(f"{name}: {why}")
+
+    def _clear_error(self) -> None:
+        """Clears the last error, so that no later call reports it."""
+        with contextlib.suppress(AttributeError):
+            self._runtime.cudaGetLastError()
 
     def _create(self, name: str, *arguments: object) -> int:
         """Calls a function that returns a handle or an address through its first parameter."""
@@ -259,5 +264,23 @@ class CudaRuntime:
 
 @cache
 def cuda_runtime() -> CudaRuntime:
-    """This process's only instance. OSError."""
-    return CudaRuntime()
+    """Returns this process's only instance. Raises OSError if a library is missing."""
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    major = str(torch.version.cuda).partition(".")[0]
+    runtime = ctypes.CDLL(f"libcudart.so.{major}")
+    for name, arguments in _SIGNATURES.items():
+        getattr(runtime, name).argtypes = arguments
+    runtime.cudaGetErrorString.restype = ctypes.c_char_p
+    driver = cuda_driver()
+    driver.cuLaunchKernel.argtypes = [
+        ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3,
+    ]  # fmt: skip
+    driver.cuStreamWriteValue64_v2.argtypes = [
+        ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint,
+    ]  # fmt: skip
+    with contextlib.suppress(AttributeError):  # an older driver
+        getattr(driver, _BATCH).argtypes = [
+            *[ctypes.POINTER(ctypes.c_uint64)] * 3, ctypes.c_size_t, ctypes.POINTER(_CopyAttributes),
+            ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t, ctypes.c_void_p,
+        ]  # fmt: skip
+    return CudaRuntime(runtime, driver)

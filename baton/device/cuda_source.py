@@ -1,4 +1,4 @@
-"""Compiles CUDA C++ at run time and launches it: for the one kernel that Triton cannot express.
+"""Compiles CUDA C++ at run time and launches it: for kernels that Triton cannot express.
 
 The compiler (NVRTC) comes with torch's CUDA builds, the driver with the GPU; both are called by ctypes. Calls
 raise `CudaError` where they fail.
@@ -23,11 +23,11 @@ _MAP_KINDS = {torch.float16: 6, torch.bfloat16: 9}
 _SWIZZLE_128, _FETCH_256 = 3, 3
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 
-Argument = Tensor | int | ctypes.Array[ctypes.c_char]
+Argument = Tensor | int | ctypes.Array[ctypes.c_char] | ctypes.Structure
 
 
 def can_compile() -> bool:
-    """Whether the compiler and the driver are installed."""
+    """True if the compiler and the driver are installed."""
     try:
         _compiler()
         cuda_driver()
@@ -64,8 +64,8 @@ def compile_source(source: str, architecture: str) -> bytes:
 
 
 def cached_source(source: str, architecture: str) -> bytes:
-    """As `compile_source`, from the kernel cache where it is there. Raises OSError where that cannot be
-    used."""
+    """Returns the code of `compile_source`, from the kernel cache if it is there. Raises OSError if the cache
+    cannot be used."""
     key = f"{architecture} {_compiler_version()}\n{source}".encode()
     return cached_code("baton-cuda", key, lambda: compile_source(source, architecture))
 
@@ -107,7 +107,7 @@ class CudaFunction:
 
     def launch(self, blocks: int, threads: int, arguments: Sequence[Argument]) -> None:
         """Enqueues it on torch's current stream; it is captured if the stream is. Tensors are passed by
-        address, ints as int32.
+        address, ints as int32, structures by value.
 
         It is launched with programmatic dependent launch: it may start before the previous kernel has
         finished, and must wait for it itself.
@@ -123,7 +123,7 @@ class CudaFunction:
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute."""
+    """The struct CUlaunchAttribute of the driver."""
 
     _fields_ = (
         ("id", ctypes.c_int),
@@ -134,7 +134,7 @@ class _Attribute(ctypes.Structure):
 
 
 class _Config(ctypes.Structure):
-    """CUlaunchConfig."""
+    """The struct CUlaunchConfig of the driver."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -146,7 +146,9 @@ class _Config(ctypes.Structure):
     )
 
 
-def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.Array[ctypes.c_char]:
+def _value(
+    argument: Argument,
+) -> ctypes.c_void_p | ctypes.c_int | ctypes.Array[ctypes.c_char] | ctypes.Structure:
     if isinstance(argument, Tensor):
         return ctypes.c_void_p(argument.data_ptr())
     return ctypes.c_int(argument) if isinstance(argument, int) else argument

@@ -21,7 +21,7 @@ class Recorder:
         """`priority`: of the stream to capture on."""
         self._device = device
         self.on_chip = device.type == "cuda"
-        """Whether there is a GPU."""
+        """True if there is a GPU."""
         if self.on_chip:
             self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
@@ -54,12 +54,12 @@ class GraphStream(Recorder):
 
     @property
     def stream(self) -> torch.cuda.Stream | None:
-        """The one that graphs are replayed on; None on a CPU."""
+        """The stream on which graphs are replayed; None on a CPU."""
         return self._stream if self.on_chip else None
 
     def capture(self, launch: Callable[[], None]) -> Graph:
-        """As `Recorder.capture`, followed by one replay, since a graph's first replay also uploads it to the
-        GPU."""
+        """Captures like `Recorder.capture`, then replays once, since a graph's first replay also uploads it
+        to the GPU."""
         graph = super().capture(launch)
         if not self.on_chip:
             return graph
@@ -72,7 +72,7 @@ class GraphStream(Recorder):
         return replay
 
     def fork(self, launch: Callable[[], None]) -> None:
-        """Within a capture: runs `launch` in parallel with what follows, until `join`."""
+        """Runs `launch`, during a capture, in parallel with what follows until `join`."""
         if not self.on_chip:
             launch()
             return
@@ -81,7 +81,7 @@ class GraphStream(Recorder):
             launch()
 
     def join(self) -> None:
-        """Within a capture: what follows waits for the side stream."""
+        """Makes what follows, during a capture, wait for the side stream."""
         if self.on_chip:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
 

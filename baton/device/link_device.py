@@ -1,4 +1,4 @@
-"""What two processes of a host need of their devices to write each other's memory in a defined order.
+"""Interfaces by which two processes of a host write each other's device memory in a defined order.
 
     receiver                              sender
     memory = device.allocate(size)
@@ -66,10 +66,11 @@ class Memory(Protocol):
 
     @property
     def tensor(self) -> Tensor:
-        """All of it: uint8 [size]."""
+        """Returns the whole memory as a tensor, uint8 [size]."""
 
     def handle(self) -> bytes:
-        """What another process opens it by; at most `MAX_HANDLE_BYTES` bytes."""
+        """Returns the handle with which another process opens the memory; at most `MAX_HANDLE_BYTES`
+        bytes."""
 
     def free(self) -> None:
         """Frees it; every process that opened it must have closed it, or ended. Idempotent."""
@@ -95,8 +96,8 @@ class LinkDevice(Protocol):
         """Identifies the device on this host, the same in every process."""
 
     def reaches(self, name: str) -> bool:
-        """Whether this device can write the memory of the device called `name`; True where that is unknown
-        until `open`."""
+        """True if this device can write the memory of the device called `name`, or if only `open` can
+        tell."""
 
     def allocate(self, size: int) -> Memory:
         """Memory that other processes can open. OSError where the device has none left."""
@@ -105,7 +106,7 @@ class LinkDevice(Protocol):
         """Memory that no other process opens: freeing it does not synchronize with the device. OSError."""
 
     def open(self, handle: bytes) -> Mapped:
-        """Another process's memory. OSError where it cannot be opened."""
+        """Opens the memory of another process by its handle. Raises OSError if it cannot be opened."""
 
     def register(self, memory: SharedMemory) -> Mapped:
         """Makes host memory writable by the device. OSError where it cannot reach it."""

@@ -26,7 +26,7 @@ UNIQUE_ID_BYTES = 128
 _LIBRARY = "libnccl.so.2"
 _UINT8 = 1
 _MAGIC = 0xCAFEBEEF
-# The version of `_Config`'s layout, which later libraries accept.
+# The version of `Config`'s layout, which later libraries accept.
 _CONFIG_VERSION = 2_28_00
 _OLDEST = 2_18_00
 _UNDEFINED = -(1 << 31)
@@ -58,7 +58,7 @@ class _UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_byte * UNIQUE_ID_BYTES),)
 
 
-class _Config(ctypes.Structure):
+class Config(ctypes.Structure):
     """ncclConfig_t of NCCL 2.28; unset fields are left to the library."""
 
     _fields_ = (
@@ -82,9 +82,9 @@ class _Config(ctypes.Structure):
     )
 
 
-def _config(blocking: bool, max_ctas: int) -> _Config:
-    config = _Config(ctypes.sizeof(_Config), _MAGIC, _CONFIG_VERSION)
-    for name, kind in _Config._fields_:
+def _config(blocking: bool, max_ctas: int) -> Config:
+    config = Config(ctypes.sizeof(Config), _MAGIC, _CONFIG_VERSION)
+    for name, kind in Config._fields_:
         if kind is ctypes.c_int:
             setattr(config, name, _UNDEFINED)
     config.blocking, config.max_ctas = blocking, max_ctas
@@ -94,8 +94,9 @@ def _config(blocking: bool, max_ctas: int) -> _Config:
 class Nccl:
     """The library. RuntimeError where there is none, or it is too old."""
 
-    def __init__(self) -> None:
-        self._library = _load()
+    def __init__(self, library: ctypes.CDLL | None = None) -> None:
+        """`library`: loaded and bound; None: the one that torch ships."""
+        self._library = library or _load()
         version = ctypes.c_int()
         _check(self._library, None, "ncclGetVersion", self._library.ncclGetVersion(ctypes.byref(version)))
         self.version = version.value  # 2.28.9 is 22809
@@ -212,7 +213,7 @@ def _load() -> ctypes.CDLL:
         ctypes.c_int,
         _UniqueId,
         ctypes.c_int,
-        ctypes.POINTER(_Config),
+        ctypes.POINTER(Config),
     ]
     library.ncclGetLastError.restype = ctypes.c_char_p
     library.ncclGetErrorString.restype = ctypes.c_char_p

@@ -34,7 +34,8 @@ _MIN_POLL_S, _MAX_POLL_S = 20e-6, 2e-3
 
 
 class PairCommunicator(Protocol):
-    """What a channel uses of `baton.device.nccl.Communicator`: complete, and connected to its peer."""
+    """The part of `baton.device.nccl.Communicator` that a channel uses: complete, and connected to its
+    peer."""
 
     def state(self) -> Result: ...
 
@@ -74,13 +75,13 @@ class NcclChannel:
 
     @property
     def connected(self) -> bool:
-        """Whether both ends have met and the channel has not failed."""
+        """True once both ends have met, until the channel fails."""
         return self._communicator is not None and self._failure is None
 
     @property
     def failure(self) -> str | None:
-        """Why nothing more will arrive; None while the channel works. Called by the loop; checks NCCL's
-        state now and then."""
+        """The reason why nothing more will arrive; None while the channel works. Called by the loop; checks
+        NCCL's state now and then."""
         now = time.monotonic()
         if self.connected and now > self._checked_at + _STATE_INTERVAL_S:
             self._checked_at = now
@@ -94,12 +95,12 @@ class NcclChannel:
 
     @property
     def aborting(self) -> bool:
-        """Whether `abort` was called."""
+        """True once `abort` was called."""
         return self._aborted_at is not None
 
     @property
     def hung(self) -> bool:
-        """Whether an abort has not terminated the channel within `ABORT_TIMEOUT_S`."""
+        """True if an abort has not terminated the channel within `ABORT_TIMEOUT_S`."""
         aborted = self._aborted_at
         return aborted is not None and not self._terminated and time.monotonic() - aborted > ABORT_TIMEOUT_S
 

@@ -40,13 +40,13 @@ class Stream(Protocol):
 
     @property
     def handle(self) -> int:
-        """The cudaStream_t."""
+        """The stream as a cudaStream_t."""
 
     def record_event(self) -> Event:
         """Records an event after all work enqueued so far."""
 
     def wait_event(self, event: Event) -> None:
-        """Work enqueued from now on starts after `event`, which may be another stream's."""
+        """Makes work enqueued from now on start after `event`, which may be of another stream."""
 
     def synchronize(self) -> None:
         """Blocks until all enqueued work has finished."""
@@ -60,11 +60,11 @@ class ComputeStream(Protocol):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether operations return before their work is done."""
+        """True if operations return before their work is done."""
 
     @property
     def in_turn(self) -> bool:
-        """Whether its work is serialised with that of another stream, in the order in which both are
+        """True if its work is serialised with that of another stream, in the order in which both are
         enqueued, so that neither slows the other."""
 
     def activate(self) -> contextlib.AbstractContextManager[None]:
@@ -89,7 +89,7 @@ class HostEvent:
         return True
 
     def synchronize(self) -> None:
-        """Returns at once."""
+        """Returns at once: the host's work is done when it is recorded."""
 
     def seconds_since(self, earlier: TimedEvent) -> float:
         assert isinstance(earlier, HostEvent)

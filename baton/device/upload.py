@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,9 +25,17 @@ class UploadBuffer:
     def put(self, target: Tensor, dtype: torch.dtype) -> None:
         """Copies the buffer's first `target.numel()` elements, of `dtype`, into `target` (1-D, contiguous),
         casting on its device. Blocks until done, so the buffer may be reused."""
-        source = self._tensor[: target.numel() * dtype.itemsize].view(dtype)
+        self.copy(self.view(dtype, target.numel()), target)
+
+    def view(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        """The buffer's first elements as a tensor of that shape."""
+        return self._tensor[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Copies a part of a `view` into `target`, of the same shape, casting on its device. Blocks until
+        done."""
         with self._stream.activate():
-            if dtype is not target.dtype:
+            if source.dtype is not target.dtype:
                 source = source.to(target.device, non_blocking=True)
             target.copy_(source, non_blocking=True)
             self._stream.record_event().synchronize()

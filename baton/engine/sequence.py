@@ -42,7 +42,7 @@ class SamplingParams(SamplingValues):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a worker ends a sequence: `max_tokens` of output in all, or any of at most 8 stop ids.
+    """Limits at which a worker ends a sequence: `max_tokens` of output in all, or any of at most 8 stop ids.
 
     No stop id is drawn before `min_tokens` of output. `max_tokens` 0: a prompt is run and nothing drawn.
     """
@@ -104,7 +104,7 @@ class Sequence:
 
     @property
     def draws(self) -> bool:
-        """Whether a token is sampled at the end of the prompt."""
+        """True if a token is sampled at the end of the prompt."""
         return self.limits.max_tokens > 0
 
     @property
@@ -118,7 +118,7 @@ class Sequence:
         return self.prompt_length + self.limits.max_tokens
 
     def finish_of(self, token: int) -> Finish:
-        """Why `token`, sampled by this prefill, ends the sequence; NONE where it does not."""
+        """Says why `token`, sampled by this prefill, ends the sequence; NONE where it does not."""
         if token in self.limits.stop_token_ids:
             return Finish.STOP
         return Finish.LENGTH if self.length + 1 >= self.end else Finish.NONE

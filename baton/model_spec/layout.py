@@ -1,4 +1,4 @@
-"""What a KV cache looks like in memory: cache groups, their planes, and the fingerprint of both.
+"""The layout of a KV cache in memory: cache groups, their planes, and the fingerprint of both.
 
 A block holds `block_tokens` tokens of one cache group, as one contiguous object in the order
 `[layer][plane][kv head][token][dim]`. A quantised cache has a plane of scales behind the codes of each layer:
@@ -19,7 +19,9 @@ FP8 = "float8_e4m3fn"
 # The dtype of a quantised cache's scales: the range of float32, in two bytes.
 SCALE_DTYPE = "bfloat16"
 _CACHE_BYTES = {**DTYPE_BYTES, FP8: 1}
-# A layer with planes of several dtypes ends at a multiple of so many bytes.
+# What a fingerprint says of the split: blocks are exchanged whole, however many devices their worker has.
+_WHOLE = b"0/1"
+# A layer with planes of several dtypes ends at a multiple of this many bytes.
 _ALIGNED_BYTES = 16
 
 
@@ -66,7 +68,7 @@ class CacheGroup:
 
     @property
     def quantised(self) -> bool:
-        """Whether K and V are codes, and the last plane is that of their scales."""
+        """True if K and V are codes, and the last plane holds their scales."""
         return self.values.dtype == FP8
 
     @property
@@ -95,11 +97,9 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All cache groups of one rank."""
+    """All cache groups of a worker, or of one of its devices."""
 
     groups: tuple[CacheGroup, ...]
-    rank: int = 0
-    rank_count: int = 1
 
     @property
     def cache_dtype(self) -> str:
@@ -118,7 +118,7 @@ class Layout:
         return digest.digest()
 
     def _fields(self, model: bytes) -> list[bytes]:
-        fields = [model, f"{self.rank}/{self.rank_count}".encode()]
+        fields = [model, _WHOLE]
         for group in self.groups:
             fields.append(f"group {group.layers} {group.block_tokens} {group.window}".encode())
             fields += [f"plane {p.name} {p.dtype} {p.heads} {p.dim}".encode() for p in group.planes]

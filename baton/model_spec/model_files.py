@@ -63,7 +63,7 @@ class ConfigFile:
         return BatonError(ErrorKind.INVALID, f"{self.path}: {key}: {message}")
 
     def section(self, key: str) -> ConfigFile | None:
-        """The object under `key`."""
+        """Returns the object under `key`, or None. Raises an error that names the key if it is no object."""
         value = self.get(key)
         if value is None:
             return None
@@ -104,7 +104,8 @@ class ConfigFile:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
+        """Returns the finite number under `key`, or `default`. Raises an error that names the key for
+        anything else."""
         value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
             raise self.error(key, f"expected a number, got {value!r}")
@@ -127,7 +128,7 @@ class ConfigFile:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What bounds a model's text: ids below `vocab_size`, sequences of up to `max_positions` tokens, and the
+    """Bounds of a model's text: ids below `vocab_size`, sequences of up to `max_positions` tokens, and the
     ids that end one, ascending."""
 
     vocab_size: int

@@ -1,7 +1,7 @@
 """Fits the costs of decode steps to measured ones. Torch-free.
 
 Least squares of the relative error with exponentially decaying weights, where no cost may be negative. Until
-the load has varied, costs that cannot be separated are attributed to the step itself, but for what was
+the load has varied, costs that cannot be separated are attributed to the step itself, except for what was
 measured at the start: there steps of each batch size are timed without contexts, and the fit is of how many
 times longer steps are than those. And the time to read the KV of a token at the device's memory bandwidth is
 the prior of its cost: without it, a worker whose load hardly varies would attribute contexts to the step, and
@@ -25,9 +25,9 @@ _DECAY = 0.98
 # token's KV takes; a load that varies by a tenth does.
 _SCALES = np.array([1.0, 64.0, 65_536.0])
 _RIDGE = np.array([1e-9, 1e-4, 1e-3])
-# Where steps were measured at the start, measurements that are so many times shorter or longer than predicted
-# are outliers: something delayed steps, or was not counted. They would make a light load look as dear as a
-# heavy one. Up to so many are discarded; each other measurement allows a part of one more.
+# Ratios of a measurement to its prediction below and above which it is an outlier, if steps were measured at
+# the start: something delayed steps, or was not counted. Outliers would make a light load look as dear as a
+# heavy one. Up to `_MOST_OUTLIERS` are discarded; each other measurement allows a part of one more.
 _OUTLIER_BELOW, _OUTLIER_ABOVE = 0.5, 1.1
 _MOST_OUTLIERS, _ONE_MORE = 8, 0.25
 
@@ -46,17 +46,21 @@ class DecodeFit:
         self._products: Floats = np.zeros(3)
         self._outliers = 0.0
 
-    def observe(self, sequences: float, context_tokens: float, seconds: float) -> None:
-        """Records the mean of recent steps; `seconds` is above 0."""
-        if self._measured.decode_context_token_s and self._is_discarded(sequences, context_tokens, seconds):
+    def observe(
+        self, sequences: float, context_tokens: float, seconds: float, rows: float | None = None
+    ) -> None:
+        """Records the mean of recent steps; `seconds` is above 0. `rows`: those of their batches, where these
+        are more than their sequences."""
+        rows = sequences if rows is None else rows
+        predicted_s = self.costs.decode_s(sequences, context_tokens, rows)
+        if self._measured.decode_context_token_s and self._is_discarded(predicted_s, seconds):
             return
-        values = np.array([self._measured.times(sequences), sequences, context_tokens]) / _SCALES / seconds
+        values = np.array([self._measured.times(rows), sequences, context_tokens]) / _SCALES / seconds
         self._squares = _DECAY * self._squares + np.outer(values, values)
         self._products = _DECAY * self._products + values
         self.costs = self._best_fit()
 
-    def _is_discarded(self, sequences: float, context_tokens: float, seconds: float) -> bool:
-        predicted = self.costs.decode_s(sequences, context_tokens)
+    def _is_discarded(self, predicted: float, seconds: float) -> bool:
         if _OUTLIER_BELOW * predicted <= seconds <= _OUTLIER_ABOVE * predicted:
             self._outliers = max(0.0, self._outliers - _ONE_MORE)
             return False

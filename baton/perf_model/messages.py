@@ -8,18 +8,12 @@ from baton.perf_model.curve import Curve
 from baton.perf_model.step_costs import StepCosts
 from baton.v1 import worker_pb2
 
-_NUMBERS = (
-    "prefill_token_s",
-    "prefill_step_s",
-    "prefill_half_context",
-    "decode_step_s",
-    "decode_sequence_s",
-    "decode_context_token_s",
-)
+_FIELDS = worker_pb2.StepCosts.DESCRIPTOR.fields_by_name
+_NUMBERS = [name for name in _FIELDS if not name.startswith("decode_curve")]
 
 
 def to_message(costs: StepCosts) -> worker_pb2.StepCosts:
-    """The message of these costs, of which `tokens_a_step` and `prompt_curve` are no part."""
+    """The message of these costs, of which `prompt_curve` is no part."""
     numbers: dict[str, Any] = {name: getattr(costs, name) for name in _NUMBERS}
     at, values = costs.decode_curve if len(costs.decode_curve.at) > 1 else ((), ())
     return worker_pb2.StepCosts(**numbers, decode_curve_sequences=map(round, at), decode_curve_s=values)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from baton.perf_model.step_costs import Chunk, StepCosts, attended
 
-# What is measured is the median of so many steps: the first of all compiles, and a host is sometimes slow.
+# A measurement is the median of this many steps: the first of all compiles, and a host is sometimes slow.
 _STEPS_KEPT = 9
 # How many times slower or faster than by its arithmetic attention may be thought.
 _SLOWEST, _FASTEST = 16.0, 0.7
@@ -71,7 +71,7 @@ class PrefillFit:
         return count + attended(start, count) / self.half_context
 
     def of_step(self, chunks: Iterable[Chunk]) -> float:
-        """Units of a step of them."""
+        """Cost in units of a step that runs `chunks`."""
         return self._in_units.prefill_s(chunks)
 
     def tokens_within(self, start: int, units: float) -> int:
@@ -83,22 +83,23 @@ class PrefillFit:
         return int(half * (math.sqrt(slope * slope + 2 * units / half) - slope))
 
     def units_within(self, seconds: float) -> float:
-        """The units that take so long; no bound before anything was measured."""
+        """Number of units that take `seconds`; infinite before anything was measured."""
         return seconds / self.unit_s if self.unit_s > 0 else math.inf
 
     def seconds_of(self, units: float) -> float:
-        """Predicted seconds of so many units; 0 before anything was measured."""
+        """Predicted seconds of a step of `units`; 0 before anything was measured."""
         return units * self.unit_s
 
     def seconds_of_step(self, chunks: Sequence[Chunk], *, mixed: bool = False) -> float:
-        """Predicted seconds of a step of them; `mixed`: beyond those of a decode step that is part of it."""
+        """Predicted seconds of a step that runs `chunks`; `mixed`: beyond those of a decode step that is part
+        of it."""
         if mixed and self._few_mixed and _rows(chunks) <= self.least_rows:
             return median(self._few_mixed)
         return self.seconds_of(self.of_step(chunks))
 
     def added_to(self, costs: StepCosts) -> StepCosts:
-        """These costs with those of prefill steps; of few rows those of the kind of step, mixed or not, that
-        ran last."""
+        """Returns `costs` with those of prefill steps; a step of few rows costs what the kind of step, mixed
+        or not, that ran last costs."""
         few_rows_s = median(self._few_mixed) if self._few_mixed else self.seconds_of(self.least_rows)
         return replace(
             costs,

@@ -9,7 +9,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from baton.perf_model.curve import Curve
-from baton.perf_model.kv_costs import KvCosts
 from baton.perf_model.step_costs import StepCosts
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -80,11 +79,17 @@ class Profile(BaseModel):
             prompt_curve=Curve(tuple(self.prefill_ms), tuple(ms / 1e3 for ms in self.prefill_ms.values())),
         )
 
-    @property
-    def kv(self) -> KvCosts:
-        """Costs of its KV cache."""
-        link = {} if self.link_gb_s is None else {"link_bytes_s": self.link_gb_s * 1e9}
-        return KvCosts(self.kv_bytes_per_token, self.kv_gb * 1e9, **link)
+    def holds(self, tokens: float) -> bool:
+        """True if the KV memory has room for `tokens` tokens of all sequences together."""
+        return tokens * self.kv_bytes_per_token <= self.kv_gb * 1e9
+
+    def transfer_bytes(self, tokens: float) -> float:
+        """Bytes of a handoff of `tokens` tokens."""
+        return tokens * self.kv_bytes_per_token
+
+    def transfer_s(self, tokens: float) -> float:
+        """Seconds that a handoff of `tokens` tokens occupies the link."""
+        return 0.0 if self.link_gb_s is None else self.transfer_bytes(tokens) / (self.link_gb_s * 1e9)
 
 
 def shipped() -> list[str]:

@@ -1,9 +1,9 @@
-"""What a layer's products take by their number of rows, and which numbers of rows are worth it. Torch-free.
+"""Times of a layer's products by their number of rows, and the numbers of rows that are worth it. Torch-free.
 
 A GPU computes a product in tiles, as many at a time as it has multiprocessors. So the time rises in stairs: a
 few rows beyond what some whole rounds of tiles hold take nearly as long as another round. An 8B model on an
 H200, of 132 multiprocessors: a step of 1,024 rows takes 20.2 ms; with 64 rows of decode 27.2, of which the
-attention of decode is some 2.4 (bench/LOG.md, 2026-11-27).
+attention of decode is some 2.4 (bench/LOG-2026-11.md, 2026-11-27).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Products of a number of rows take no less than of a larger one if they take so much of its time.
+# Share of a larger number's time from which on products of a number of rows count as taking no less.
 _AS_LONG = 0.98
 # How many more rows a second a smaller step must compute for some to be left to the next one.
 _WORTH = 1.04
@@ -20,15 +20,15 @@ _WORTH = 1.04
 
 @dataclass(frozen=True, slots=True)
 class RowTimes:
-    """`rows`: the numbers that products have, ascending; `seconds`: what the products of each take. Both are
-    empty where nothing was measured: then every number of rows is as good."""
+    """Measured times by rows. `rows`: the numbers that products have, ascending; `seconds`: what the products
+    of each take. Both are empty where nothing was measured: then every number of rows is as good."""
 
     rows: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, measured: Mapping[int, float]) -> RowTimes:
-        """By the seconds that were measured of each number of rows, without the numbers that take no less
+        """Builds the table from seconds measured by number of rows, without the numbers that take no less
         than a larger one: those are better padded to it."""
         kept: list[tuple[int, float]] = []
         for rows, seconds in sorted(measured.items(), reverse=True):
@@ -37,7 +37,7 @@ class RowTimes:
         return cls(*zip(*reversed(kept), strict=True)) if kept else cls()
 
     def padded(self, rows: int) -> int:
-        """The number of rows that products of so many have; `rows` where nothing was measured. Raises
+        """Number of rows to which products of `rows` rows are padded; `rows` if nothing was measured. Raises
         ValueError beyond the largest."""
         if not self.rows:
             return rows
@@ -46,7 +46,8 @@ class RowTimes:
         return self.rows[bisect.bisect_left(self.rows, rows)]
 
     def seconds_of(self, rows: int) -> float:
-        """Seconds of so many rows, which are padded to the next number that products have."""
+        """Seconds of products of `rows` rows, which are padded to the next number that was kept; 0 if none
+        was measured."""
         if not self.rows:
             return 0.0
         at = bisect.bisect_left(self.rows, rows)
@@ -55,8 +56,8 @@ class RowTimes:
         return self.seconds[at]
 
     def joins(self, rows: int, others: int) -> bool:
-        """Whether products of `rows` rows and `others` together take no longer than of each by
-        themselves."""
+        """True if products of `rows` rows and `others` together take no longer than each of them
+        separately."""
         return self.seconds_of(rows + others) <= self.seconds_of(rows) + self.seconds_of(others)
 
     def most_worth(self, rows: int, others: int) -> int:

@@ -27,7 +27,10 @@ from baton.perf_model.curve import NO_CURVE, Curve
 
 # (first position, rows) of a chunk of a prompt.
 Chunk = tuple[int, int]
-# A batch is padded as if up to so many more sequences were admitted before it runs.
+# What a handoff adds to a sequence's first decode step, in seconds: measured 0.5 to 0.9 ms between GPUs of
+# one host.
+HANDOFF_S = 0.002
+# A batch is padded as if up to this many more sequences were admitted before it runs.
 _MORE = 2
 
 
@@ -40,8 +43,9 @@ def attended(start: int, count: float) -> float:
 class StepCosts:
     """Costs of one worker, in seconds and tokens (the formulas are in this module's docstring).
 
-    `tokens_a_step`: tokens that a decode step gives each of its sequences on average. `prompt_curve`:
-    measured seconds of whole prompts by their tokens, attention included, instead of the formula.
+    `tokens_a_step`: tokens that a decode step gives each of its sequences on average, or most of them;
+    `rows_a_sequence`: rows that it has for each, those of its drafts included. `prompt_curve`: measured
+    seconds of whole prompts by their tokens, attention included, instead of the formula.
     """
 
     prefill_token_s: float = 0.0
@@ -52,6 +56,7 @@ class StepCosts:
     decode_context_token_s: float = 0.0
     decode_curve: Curve = NO_CURVE
     tokens_a_step: float = 1.0
+    rows_a_sequence: float = 1.0
     prompt_curve: Curve | None = None
 
     @classmethod
@@ -94,9 +99,9 @@ class StepCosts:
 
     def decode_s(self, sequences: float, context_tokens: float, rows: float | None = None) -> float:
         """Seconds of a decode step of `sequences` with `context_tokens` together, at least `decode_step_s`.
-        `rows`: of its batch, where they are more than its sequences."""
+        `rows`: of its batch; None: `rows_a_sequence` for each."""
         more_s = (
-            self.decode_curve.value(sequences if rows is None else rows)
+            self.decode_curve.value(sequences * self.rows_a_sequence if rows is None else rows)
             + sequences * self.decode_sequence_s
             + context_tokens * self.decode_context_token_s
         )
@@ -107,10 +112,18 @@ class StepCosts:
         return self.decode_s(sequences, context_tokens) / self.tokens_a_step
 
     def each_s(self, context_tokens: float) -> float:
-        """Seconds by which a sequence of `context_tokens` makes a decode step longer, on average over the
-        curve."""
-        return self.decode_curve.slope + self.decode_sequence_s + context_tokens * self.decode_context_token_s
+        """Seconds by which a sequence of `context_tokens` makes the time from a token to the next longer, on
+        average over the curve."""
+        rows_s = self.rows_a_sequence * self.decode_curve.slope
+        context_s = context_tokens * self.decode_context_token_s
+        return (rows_s + self.decode_sequence_s + context_s) / self.tokens_a_step
+
+    @property
+    def shared_s(self) -> float:
+        """Seconds of the time from a token to the next that all sequences share."""
+        return self.decode_step_s / self.tokens_a_step
 
     def times(self, rows: float) -> float:
-        """How many times longer than with one row the part of a decode step is that all share."""
+        """Ratio of the part of a decode step that all its rows share to the same part of a step of one
+        row."""
         return 1.0 + self.decode_curve.value(rows) / self.decode_step_s if self.decode_step_s else 1.0

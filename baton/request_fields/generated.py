@@ -43,13 +43,13 @@ class RequestArguments(TypedDict, total=False):
     stop: str | Sequence[str]
     # Tokens that end an output; the model's own count among the 8.
     stop_token_ids: Sequence[int]
-    # Whether the model's end-of-sequence tokens end no output.
+    # Continues past the model's end-of-sequence tokens.
     ignore_eos: bool
-    # Whether special tokens are left out of the text.
+    # Leaves special tokens out of the text.
     skip_special_tokens: bool
     # Number of outputs for each prompt.
     n: int
-    # Whether the text begins with the prompt, and logprobs with those of its tokens.
+    # Begins the text with the prompt, and logprobs with those of its tokens.
     echo: bool
     # Requests with lower ones are placed first; below 0 counts as 0.
     priority: int
@@ -57,7 +57,10 @@ class RequestArguments(TypedDict, total=False):
     ttft_slo_ms: float
     # Objective for the mean time per output token after the first, in milliseconds; over HTTP a header.
     tpot_slo_ms: float
-    # Whether the tokenizer adds its special tokens, such as BOS, to a text.
+    # Most draft tokens that a decode step verifies for an output, 0 for none; where unset as many as the
+    # worker does.
+    max_draft_tokens: int
+    # Adds the tokenizer's special tokens, such as BOS, to a text.
     add_special_tokens: bool
 
 
@@ -79,6 +82,7 @@ class RequestValues:
     skip_special_tokens: bool | None = None
     n: int | None = None
     priority: int | None = None
+    max_draft_tokens: int | None = None
     add_special_tokens: bool | None = None
 
 

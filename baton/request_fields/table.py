@@ -31,6 +31,8 @@ I64 = 2**63 - 1
 _TOKENS = Bounds(0, I64, used=(0, U32))
 _OUTPUTS = Bounds(1, 128)
 _LOGPROBS = Bounds(0, 20)
+# Tokens of a request's `prediction`.
+MAX_PREDICTION_TOKENS = 16_384
 
 # Each acts on what the one before it has left.
 _SAMPLING = (
@@ -129,11 +131,11 @@ _OUTPUT = (
         Kind.TOKEN_IDS, _GENERATING, most_items=8, wire=Wire("repeated uint32", 10),
     ),
     RequestField(
-        "ignore_eos", VLLM, "Whether the model's end-of-sequence tokens end no output.",
+        "ignore_eos", VLLM, "Continues past the model's end-of-sequence tokens.",
         Kind.FLAG, _GENERATING, default=False, wire=Wire("bool", 12),
     ),
     RequestField(
-        "skip_special_tokens", VLLM, "Whether special tokens are left out of the text.",
+        "skip_special_tokens", VLLM, "Leaves special tokens out of the text.",
         Kind.FLAG, _GENERATING, default=True, wire=Wire("optional bool", 13),
     ),
     RequestField(
@@ -150,19 +152,19 @@ _OUTPUT = (
         Kind.INTEGER, _CHAT | _RESPONSES, bounds=_LOGPROBS,
     ),
     RequestField(
-        "echo", OPENAI, "Whether the text begins with the prompt, and logprobs with those of its tokens.",
+        "echo", OPENAI, "Begins the text with the prompt, and logprobs with those of its tokens.",
         Kind.FLAG, _COMPLETIONS, refused=_CHAT, neutral=(False,), default=False, wire=Wire("bool", 21),
     ),
     RequestField(
-        "return_token_ids", VLLM, "Whether each choice has its token ids.",
+        "return_token_ids", VLLM, "Adds its token ids to each choice.",
         Kind.FLAG, _CHOICES, default=False,
     ),
     RequestField(
-        "stream", OPENAI, "Whether tokens are sent as server-sent events while they come.",
+        "stream", OPENAI, "Sends tokens as server-sent events while they are generated.",
         Kind.FLAG, _GENERATING, default=False,
     ),
     RequestField(
-        "stream_options", OPENAI, "What a stream carries besides its tokens, such as usage.",
+        "stream_options", OPENAI, "Options of a stream, such as usage at its end.",
         Kind.OTHER, _GENERATING,
     ),
     RequestField(
@@ -183,6 +185,19 @@ _OUTPUT = (
         "Objective for the mean time per output token after the first, in milliseconds; over HTTP a header.",
         Kind.FLOAT, wire=Wire("optional double", 25),
     ),
+    RequestField(
+        "max_draft_tokens", BATON,
+        "Most draft tokens that a decode step verifies for an output, 0 for none; where unset as many as the "
+        "worker does.",
+        Kind.INTEGER, _GENERATING, bounds=Bounds(0, 7), wire=Wire("optional uint32", 29),
+    ),
+    RequestField(
+        # The Responses API of OpenAI does not have it.
+        "prediction", OPENAI,
+        f"Text that the output is expected to contain, at most {MAX_PREDICTION_TOKENS:,} tokens; drafts are "
+        "taken from it.",
+        Kind.OTHER, _CHOICES, no_effect=_RESPONSES, wire=Wire("optional string", 30),
+    ),
 )  # fmt: skip
 
 _GRAMMARS = (
@@ -195,7 +210,7 @@ _GRAMMARS = (
     ),
     RequestField(
         "structured_outputs", VLLM,
-        "What the output must match: one of json, json_object, regex, choice, grammar.",
+        "Grammar that the output must match: one of json, json_object, regex, choice, grammar.",
         Kind.OBJECT, _GENERATING,
     ),
     RequestField("guided_json", VLLM, "The JSON schema that the output must match.", Kind.OTHER, _CHOICES),
@@ -220,23 +235,23 @@ _PROMPT = (
     ),
     RequestField(
         # In a chat it asks that the conversation be kept for the provider's dashboard. Nothing is kept.
-        "store", OPENAI, "Whether the response is stored, by a router that stores responses.",
+        "store", OPENAI, "Stores the response, on a router that stores responses.",
         Kind.FLAG, _RESPONSES, no_effect=_CHOICES, default=True,
     ),
     RequestField(
-        "tools", OPENAI, "What the model may call.", Kind.OTHER, _TEMPLATE, most_items=128,
+        "tools", OPENAI, "Tools that the model may call.", Kind.OTHER, _TEMPLATE, most_items=128,
     ),
     RequestField(
-        "tool_choice", OPENAI, "Whether the model must call a tool: none, auto, required, or one of them.",
+        "tool_choice", OPENAI, "Requires or forbids tool calls: none, auto, required, or one of the tools.",
         Kind.OTHER, _TEMPLATE,
     ),
     RequestField(
-        "parallel_tool_calls", OPENAI, "Whether there may be several calls where one is required.",
+        "parallel_tool_calls", OPENAI, "Allows several calls where one is required.",
         Kind.FLAG, _CHAT | _RESPONSES, default=True,
     ),
     RequestField(
         "add_generation_prompt", VLLM,
-        "Whether the prompt ends with the beginning of an assistant's message.",
+        "Ends the prompt with the beginning of an assistant's message.",
         Kind.FLAG, _CONVERSATION, default=True,
     ),
     RequestField(
@@ -244,12 +259,12 @@ _PROMPT = (
         Kind.OBJECT, _TEMPLATE, most_items=128,
     ),
     RequestField(
-        "add_special_tokens", VLLM, "Whether the tokenizer adds its special tokens, such as BOS, to a text.",
+        "add_special_tokens", VLLM, "Adds the tokenizer's special tokens, such as BOS, to a text.",
         Kind.FLAG, _COMPLETIONS | _TOKENIZE, refused=_CHAT, neutral=(False,), default=True,
         wire=Wire("optional bool", 27),
     ),
     RequestField(
-        "return_token_strs", VLLM, "Whether the tokens' texts are listed too.", Kind.FLAG, _TOKENIZE,
+        "return_token_strs", VLLM, "Lists the tokens' texts too.", Kind.FLAG, _TOKENIZE,
         default=False,
     ),
     RequestField("tokens", VLLM, "The token ids whose text is asked for.", Kind.OTHER, _DETOKENIZE),
@@ -268,7 +283,7 @@ def _refused(
 
 _UNUSED = (
     *_no_effect(
-        OPENAI, "metadata", "moderation", "prediction", "prompt_cache_key", "prompt_cache_options",
+        OPENAI, "metadata", "moderation", "prompt_cache_key", "prompt_cache_options",
         "prompt_cache_retention", "safety_identifier", "service_tier", "user",
     ),
     *_no_effect(
@@ -303,9 +318,9 @@ BY_NAME: Mapping[str, RequestField] = {field.name: field for field in FIELDS}
 MOST_ITEMS: Mapping[str, int] = {
     field.name: field.most_items for field in FIELDS if field.most_items is not None
 }
-# Those that every API has under the same names, as numbers and flags that may be unset.
+# Fields that every API has under the same names, as numbers and flags that may be unset.
 VALUES: tuple[RequestField, ...] = tuple(field for field in FIELDS if field.is_value)
-# Those that workers are given, in the order of `Sampling`; of these the numbers that can be off.
+# Fields that workers are given, in the order of `Sampling`; of these the numbers that can be off.
 SAMPLING: tuple[RequestField, ...] = tuple(
     sorted(
         (field for field in FIELDS if field.wire is not None and field.wire.sampling is not None),

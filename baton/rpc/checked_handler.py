@@ -14,10 +14,7 @@ Method = Callable[[Any, Any], Any]
 
 def with_method(handler: Any, wrap: Callable[[Method], Method]) -> Any:  # noqa: ANN401 (grpc types none)
     """A handler like `handler`, of the same of the four kinds, whose method is `wrap` of its own."""
-    kind = "_".join("stream" if streams else "unary" for streams in _streaming(handler))
+    streaming = handler.request_streaming, handler.response_streaming
+    kind = "_".join("stream" if streams else "unary" for streams in streaming)
     make = getattr(grpc, f"{kind}_rpc_method_handler")
     return make(wrap(getattr(handler, kind)), handler.request_deserializer, handler.response_serializer)
-
-
-def _streaming(handler: Any) -> tuple[bool, bool]:  # noqa: ANN401
-    return handler.request_streaming, handler.response_streaming

@@ -13,10 +13,6 @@ PING_TIMEOUT_S = 1.25
 
 # With SO_REUSEPORT two servers could bind one port without an error.
 EXCLUSIVE_PORT: Option = ("grpc.so_reuseport", 0)
-# Otherwise the channels of one process share connections, and with them their failures.
-OWN_CONNECTION: Option = ("grpc.use_local_subchannel_pool", 1)
-# A connection without calls is pinged for as long as it is open.
-ENDLESS_PINGS: Option = ("grpc.http2.max_pings_without_data", 0)
 
 
 def keepalive(interval_s: float, timeout_s: float) -> list[Option]:
@@ -33,8 +29,22 @@ def keepalive(interval_s: float, timeout_s: float) -> list[Option]:
 
 
 def message_limits(largest_bytes: int) -> list[Option]:
-    """Admits messages of up to so many bytes in both directions."""
+    """Admits messages of up to `largest_bytes` in both directions."""
     return [
         ("grpc.max_receive_message_length", largest_bytes),
         ("grpc.max_send_message_length", largest_bytes),
+    ]
+
+
+def member_options(
+    largest_bytes: int, interval_s: float = PING_INTERVAL_S, timeout_s: float = PING_TIMEOUT_S
+) -> list[Option]:
+    """Options of a connection between two members of a cluster, by `message_limits` and `keepalive`."""
+    return [
+        *message_limits(largest_bytes),
+        *keepalive(interval_s, timeout_s),
+        # A connection without calls is pinged for as long as it is open.
+        ("grpc.http2.max_pings_without_data", 0),
+        # Otherwise the channels of one process share connections, and with them their failures.
+        ("grpc.use_local_subchannel_pool", 1),
     ]

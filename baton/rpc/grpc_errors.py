@@ -93,7 +93,7 @@ def to_status(error: BatonError) -> grpc.Status:
 
 
 def from_status(code: grpc.StatusCode, message: str | None, metadata: Metadata) -> BatonError:
-    """What a failed call means: a FieldError where its details name a field."""
+    """Converts the status of a failed call into an error: a FieldError if its details name a field."""
     text = message or code.name
     kind = _KINDS.get(code, ErrorKind.INTERNAL)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
@@ -127,7 +127,7 @@ def from_status(code: grpc.StatusCode, message: str | None, metadata: Metadata) 
 
 
 def _details(metadata: Metadata) -> list[_Detail]:
-    """Those we read; a peer's broken ones are none."""
+    """Parses the details that are known here; a peer's broken ones are none."""
     found: list[_Detail] = []
     try:
         for key, value in metadata:

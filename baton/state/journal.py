@@ -25,8 +25,8 @@ _RETRY_S = 0.5
 # Changes within this time are one batch; a request's first call to a worker is sent before it.
 _BATCH_DELAY_S = 0.005
 # Bounds of one batch: changes, and tokens (a single larger change is sent alone).
-_BATCH = 128
-_BATCH_TOKENS = 256 * 1024
+MAX_BATCH = 128
+MAX_BATCH_TOKENS = 256 * 1024
 
 _log = structlog.get_logger(part="state")
 
@@ -52,7 +52,7 @@ class _Pending:
     sent: bool = False
 
     def merged(self, newer: _Pending) -> _Pending:
-        """Both changes combined."""
+        """Combines this change with a newer one."""
         return _Pending(
             newer.record or self.record,
             newer.receipt or self.receipt,
@@ -171,11 +171,11 @@ class Journal:
     def _take_batch(self) -> dict[bytes, _Pending]:
         """The next batch: first closes alone, since a Redis with full memory accepts nothing else."""
         closed = ((one, pending) for one, pending in self._pending.items() if pending.closed)
-        batch = dict(islice(closed, _BATCH))
+        batch = dict(islice(closed, MAX_BATCH))
         tokens = 0
         for request_id, pending in self._pending.items() if not batch else ():
             tokens += len(pending.record.token_ids) if pending.record is not None else 0
-            if len(batch) == _BATCH or (batch and tokens > _BATCH_TOKENS):
+            if len(batch) == MAX_BATCH or (batch and tokens > MAX_BATCH_TOKENS):
                 break
             batch[request_id] = pending
         for request_id in batch:

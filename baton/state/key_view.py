@@ -1,6 +1,6 @@
 """The API keys in Redis, as one reader knows them.
 
-While Redis is away, has lost its content, or has keys that nobody signed, the last known keys stay, and
+While Redis is away, has lost its content, or has keys that are not signed, the last known keys stay, and
 their age grows: the reader of `age_s` decides how old they may be. Redis may also go back, after a failover
 to a replica that lagged or from a backup: then the last known keys are newer, and stay until they change.
 """
@@ -24,10 +24,10 @@ _log = structlog.get_logger(part="state")
 
 
 class KeyStore(Protocol):
-    """Where keys are read."""
+    """A source of API keys, such as `RedisKeyStore`."""
 
     async def listing(self, known_version: str = "") -> KeyListing:
-        """See `RedisKeyStore.listing`."""
+        """Returns the keys and their version, as `RedisKeyStore.listing` does."""
 
 
 class KeyView:

@@ -41,7 +41,7 @@ ABANDONED_S = 24 * 3600.0
 PREFIX_TOUCH_S = 5.0
 PREFIX_S = 30.0
 
-# A router that has not settled for so long has ended; what it held is free again.
+# Seconds after its last rebalance from which on a router has ended; what it held is free again.
 QUOTA_LEASE_S = 5.0
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,64}")

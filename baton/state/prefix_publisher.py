@@ -61,7 +61,7 @@ class PrefixPublisher:
         """Sends changes as they come, and refreshes the entry without changes; run by `State`."""
         while True:
             self._wake.clear()
-            sent = await self._send()
+            sent = await self.send()
             await asyncio.sleep(_BATCH_DELAY_S if sent else _RETRY_S)
             if sent and not self._unsent and not self._fresh:
                 await self._idle()
@@ -77,7 +77,8 @@ class PrefixPublisher:
         self._fresh = True
         self._unsent = dict.fromkeys(self._held, True)
 
-    async def _send(self) -> bool:
+    async def send(self) -> bool:
+        """Sends one batch of changes; False where the index could not be reached."""
         fresh, self._fresh = self._fresh, False
         batch = dict(islice(self._unsent.items(), MAX_DELTA))
         added = [one for one, held in batch.items() if held]

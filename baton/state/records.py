@@ -95,8 +95,8 @@ class JournalWrite:
 
 @dataclass(frozen=True, slots=True)
 class BucketAsk:
-    """Of a limit of a minute. `balance`: what the router holds; negative: what it has used beyond that.
-    `wanted`: what it would need to hold for a call that it has refused; 0: none."""
+    """A router's report on a limit per minute. `balance`: what the router holds; negative: what it has used
+    beyond that. `wanted`: what it would need to hold for a call that it has refused; 0: none."""
 
     per_minute: int
     balance: float
@@ -105,7 +105,8 @@ class BucketAsk:
 
 @dataclass(frozen=True, slots=True)
 class SlotAsk:
-    """Of a limit of what runs at a time. `running`: at this router. `wanted`: how many it would run."""
+    """A router's report on a limit of concurrent requests. `running`: at this router. `wanted`: how many it
+    would run."""
 
     most: int
     running: int
@@ -114,7 +115,7 @@ class SlotAsk:
 
 @dataclass(frozen=True, slots=True)
 class QuotaAsk:
-    """One tenant's. Limits that it does not have are None."""
+    """A router's report on the limits of one tenant. Limits that it does not have are None."""
 
     tenant: str
     buckets: tuple[BucketAsk | None, ...]
@@ -123,16 +124,17 @@ class QuotaAsk:
 
 @dataclass(frozen=True, slots=True)
 class QuotaGrant:
-    """`changes`: of what the router holds of each bucket, by which it may be negative. `slots`: how many
-    may run there."""
+    """A store's answer for one tenant. `changes`: of what the router holds of each bucket, by which it may be
+    negative. `slots`: how many may run there."""
 
     changes: tuple[float, ...]
     slots: int
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
-    """`routers`: how many hold leases. `grants`: in the order of what was asked."""
+class Rebalance:
+    """A store's answer to a router. `routers`: how many hold leases. `grants`: in the order of what was
+    asked."""
 
     routers: int
     grants: tuple[QuotaGrant, ...]

@@ -3,8 +3,8 @@
 Each entry is signed for its cluster and its id with a key of the cluster's secret, and the version signs
 which entries there are and the set's generation, which grows. So who can write to Redis can neither make a
 key, nor bring one back that was revoked, nor remove one unnoticed. They can bring back a whole earlier set:
-`KeyView` refuses what is older than it has seen, and nobody who starts then can know. What else they can do
-stands in docs/deployment.md.
+`KeyView` refuses what is older than it has seen, which a process that starts then cannot know. What else they
+can do stands in docs/deployment.md.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class RedisKeyStore:
         raise BatonError(ErrorKind.CONFLICT, "others change the API keys at the same time: try again")
 
     async def _read(self, known_version: str = "") -> _Stored | None:
-        """None where the version is the known one."""
+        """Reads the stored keys; None if the version is the known one."""
         reply = await self._connection.script(_LISTING, self._keys, [known_version])
         if not isinstance(reply, list) or not isinstance(reply[0], bytes):
             raise BatonError(ErrorKind.INTERNAL, "Redis answered a listing of keys with another type")

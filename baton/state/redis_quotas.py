@@ -8,15 +8,15 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.state.client.connect import Argument
 from baton.state.client.connection import NOW, Connection
 from baton.state.keys import QUOTA_LEASE_S, Keys
-from baton.state.records import QuotaAsk, QuotaGrant, Settlement
-from baton.state.stores import MAX_SETTLED
+from baton.state.records import QuotaAsk, QuotaGrant, Rebalance
+from baton.state.stores import MAX_REBALANCED
 
 _BUCKETS = 3
 # A lease that ends later than one that begins now is of a clock that has gone back, and over: its router, if
 # it lives, gets another with its next call. Since a time that is still to come nothing has passed.
 #
 # Arguments of one tenant: limit, balance and wanted amount of each bucket; limit, running and wanted slots.
-_SETTLE = (
+_REBALANCE = (
     NOW
     + """
 local router, lease_ms, known = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -97,15 +97,15 @@ return answer
 
 
 class RedisQuotas:
-    """`stores.Quotas` in Redis."""
+    """Keeps the tenants' quotas (`stores.Quotas`) in Redis."""
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self._connection = connection
         self._keys = keys
 
-    async def settle(self, router: str, asks: Sequence[QuotaAsk], known: int = 1) -> Settlement:
-        if len(asks) > MAX_SETTLED:
-            raise BatonError(ErrorKind.INVALID, f"more than {MAX_SETTLED} tenants are settled at once")
+    async def rebalance(self, router: str, asks: Sequence[QuotaAsk], known: int = 1) -> Rebalance:
+        if len(asks) > MAX_REBALANCED:
+            raise BatonError(ErrorKind.INVALID, f"more than {MAX_REBALANCED} tenants are rebalanced at once")
         args: list[Argument] = [router, round(QUOTA_LEASE_S * 1000), known]
         for ask in asks:
             for bucket in ask.buckets:
@@ -117,10 +117,10 @@ class RedisQuotas:
             slots = ask.slots
             args += (0, 0, 0) if slots is None else (slots.most, slots.running, slots.wanted)
         keys = [self._keys.quota_routers, *(self._keys.quota(ask.tenant) for ask in asks)]
-        answer = await self._connection.script(_SETTLE, keys, args)
+        answer = await self._connection.script(_REBALANCE, keys, args)
         if not isinstance(answer, list) or len(answer) != 1 + len(asks) * (_BUCKETS + 1):
-            raise BatonError(ErrorKind.INTERNAL, "Redis answered a settlement with something else")
-        return _settlement([float(value) for value in answer])  # type: ignore[arg-type]
+            raise BatonError(ErrorKind.INTERNAL, "Redis answered a rebalance with something else")
+        return _rebalance([float(value) for value in answer])  # type: ignore[arg-type]
 
     async def withdraw(self, router: str) -> None:
         await self._connection.script(
@@ -128,9 +128,9 @@ class RedisQuotas:
         )
 
 
-def _settlement(values: Sequence[float]) -> Settlement:
+def _rebalance(values: Sequence[float]) -> Rebalance:
     grants = [
         QuotaGrant(tuple(values[at : at + _BUCKETS]), int(values[at + _BUCKETS]))
         for at in range(1, len(values), _BUCKETS + 1)
     ]
-    return Settlement(int(values[0]), tuple(grants))
+    return Rebalance(int(values[0]), tuple(grants))

@@ -8,7 +8,7 @@ from baton.state.client.connection import NOW, Connection
 from baton.state.keys import Keys
 from baton.state.response_seal import ResponseSeal
 
-# Of a Redis with `maxmemory`, the share up to which responses are stored: registry and journal need the rest.
+# Share of Redis's `maxmemory` up to which responses are stored: registry and journal need the rest.
 _MOST_MEMORY = 0.8
 
 # `forget(ids)` removes a tenant's records; those that have expired are removed from the index alone. For so

@@ -22,7 +22,7 @@ class ResponseSeal:
         self._namespace = namespace
 
     def seal(self, tenant: str, response_id: str, record: bytes) -> bytes:
-        """Encrypts a record."""
+        """Encrypts a record for its tenant and response id."""
         return encrypt(self._cipher, record, self._context(tenant, response_id))
 
     def open(self, tenant: str, response_id: str, sealed: bytes) -> bytes | None:

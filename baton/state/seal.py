@@ -35,7 +35,7 @@ class Seal:
         self._context = VERSION + b"baton journal " + namespace.encode() + b" "
 
     def seal(self, request_id: bytes, tenant: str, token_ids: tuple[int, ...], details: bytes = b"") -> bytes:
-        """Encrypts an entry."""
+        """Encrypts an entry for its request id."""
         name = tenant.encode()
         head = _LENGTHS.pack(len(name), len(details))
         plain = head + name + details + struct.pack(f"<{len(token_ids)}I", *token_ids)

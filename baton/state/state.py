@@ -117,7 +117,7 @@ class State:
 
     @property
     def unavailable(self) -> bool:
-        """Whether Redis did not answer the last call."""
+        """True if Redis did not answer the last call."""
         return self.unavailable_s is not None
 
     @property
@@ -142,7 +142,7 @@ class State:
             await self._connection.ping()
 
     def lease(self, member: Member) -> Lease:
-        """Registers `member` until `close`."""
+        """Registers `member` and keeps it registered until `close`."""
         lease = Lease(self.registry, self.counters, member)
         self._leases.append(lease)
         self._start_task(lease.run)
@@ -170,7 +170,7 @@ class State:
 
     @property
     def quotas(self) -> Quotas:
-        """What is left of tenants' limits, for direct calls in the background."""
+        """The remainders of tenants' limits, for direct calls in the background."""
         assert self._connection is not None  # made by `at`
         assert self._keys is not None
         return RedisQuotas(self._connection, self._keys)

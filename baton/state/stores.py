@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from baton.state.records import JournalWrite, Kept, Listing, Member, QuotaAsk, Settlement
+from baton.state.records import JournalWrite, Kept, Listing, Member, QuotaAsk, Rebalance
 
 # Most changes of one `apply`, and most blocks and holders of one lookup.
 MAX_DELTA = 1024
 MAX_LOOKUP_BLOCKS = 1024
 MAX_LOOKUP_HOLDERS = 256
-MAX_SETTLED = 64
+MAX_REBALANCED = 64
 
 
 class Registry(Protocol):
@@ -68,21 +68,21 @@ class PrefixIndex(Protocol):
 
 
 class Quotas(Protocol):
-    """What is left of the tenants' limits, of which routers hold leases: each judges calls by what it holds,
-    and settles in the background."""
+    """The remainders of the tenants' limits, of which routers hold leases: each judges calls by what it
+    holds, and rebalances its leases in the background."""
 
-    async def settle(self, router: str, asks: Sequence[QuotaAsk], known: int = 1) -> Settlement:
+    async def rebalance(self, router: str, asks: Sequence[QuotaAsk], known: int = 1) -> Rebalance:
         """Reports what a router holds of some tenants' limits, and changes it to what it may hold now.
 
         A limit of a minute is a bucket that is full at first. All that routers hold and what is left is never
         more than one minute's amount. A router gets half of an equal share of it, all if it is alone, and
         more if it wants more and more is left. Of slots, routers together never hold more than there are.
         `known`: the number of routers by the last answer; a store that has lost its memory shares by that.
-        At most MAX_SETTLED tenants per call.
+        At most MAX_REBALANCED tenants per call.
         """
 
     async def withdraw(self, router: str) -> None:
-        """Ends a router's leases: what it held by its last settlement is free again."""
+        """Ends a router's leases: what it held by its last rebalance is free again."""
 
 
 class ResponseStore(Protocol):

@@ -23,7 +23,7 @@ class Chain:
 
     @property
     def leaf(self) -> x509.Certificate:
-        """The certificate itself."""
+        """The certificate itself, without its intermediates."""
         return self.certificates[0]
 
     @property
@@ -42,11 +42,11 @@ class Chain:
 
     @property
     def leaf_pem(self) -> bytes:
-        """The certificate alone."""
+        """The leaf certificate alone, in PEM."""
         return self.leaf.public_bytes(serialization.Encoding.PEM)
 
     def expired(self, now: datetime.datetime | None = None) -> bool:
-        """Whether the certificate's validity has ended."""
+        """True once the certificate's validity has ended."""
         return (now or datetime.datetime.now(datetime.UTC)) > self.leaf.not_valid_after_utc
 
 

@@ -32,7 +32,7 @@ _log = structlog.get_logger(part="tls")
 
 
 class MutualTls:
-    """Credentials of one process."""
+    """Credentials of one process for mutual TLS."""
 
     def __init__(
         self,
@@ -87,17 +87,17 @@ class MutualTls:
         return tuple(trusted)
 
     def peer(self, *roles: Role, chains: Sequence[Chain] = ()) -> PeerTls:
-        """How to call a peer of one of these roles. `chains`: its certificates, which were verified by
-        `trusted`, of which it must present one; empty: it may present any of its role."""
+        """Returns the TLS of calls to a peer of one of these roles. `chains`: its certificates, which were
+        verified by `trusted`, of which it must present one; empty: it may present any of its role."""
         return PeerTls(self.files, self.names(*roles), tuple(chains))
 
     def twin(self) -> PeerTls:
-        """How to call a process that has this one's certificate files."""
+        """Returns the TLS of calls to a process that has this one's certificate files."""
         return PeerTls(self.files, (_name_in(self.files.current().chain, self._own),), ())
 
     def published_peer(self, published: Sequence[str], *roles: Role) -> PeerTls:
-        """How to call a peer that published these certificates, in PEM. Raises BatonError(UNAUTHENTICATED)
-        where none of them is trusted."""
+        """Returns the TLS of calls to a peer that published these certificates, in PEM. Raises
+        BatonError(UNAUTHENTICATED) if none of them is trusted."""
         chains = self.trusted(published, *roles)
         if not chains:
             raise BatonError(ErrorKind.UNAUTHENTICATED, "the peer has published no certificate of its role")
@@ -105,7 +105,7 @@ class MutualTls:
 
 
 class PeerTls:
-    """How to open TLS connections to one peer. Equal ones lead to equal credentials."""
+    """The TLS connections to one peer. Equal ones lead to equal credentials."""
 
     def __init__(self, files: TlsFiles, names: tuple[str, ...], chains: tuple[Chain, ...]) -> None:
         self._files = files

@@ -1,4 +1,4 @@
-"""Which certificate a server presents while a new one becomes known to its callers.
+"""Chooses the certificate that a server presents while a new one becomes known to its callers.
 
     seen in the files ──▶ published beside the old one ──▶ presented after `HOLD_S`, published beside the old
 
@@ -55,7 +55,8 @@ class Renewal:
                 self._published = (chain, self._clock())
 
     def material(self) -> Material:
-        """What a new connection gets: the certificate to present, and the latest authorities."""
+        """Returns the material of a new connection: the certificate to present, and the latest
+        authorities."""
         newest = self._files.current()
         if not self._confirmed:
             self.publish(newest.chain)

@@ -37,11 +37,11 @@ class ServerTls:
 
     @property
     def checks_peers(self) -> bool:
-        """Whether `refusal` has anything to check."""
+        """True if `refusal` has anything to check."""
         return self._admitted is not None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For `add_secure_port`."""
+        """Returns the server's credentials for `add_secure_port`."""
         fetch = _Fetcher(self)
         return grpc.dynamic_ssl_server_credentials(
             fetch.latest(),
@@ -50,7 +50,8 @@ class ServerTls:
         )
 
     def refusal(self, auth_context: AuthContext) -> str:
-        """Why a call over a connection with this `ServicerContext.auth_context()` is not admitted, or ""."""
+        """Says why a call over a connection with this `ServicerContext.auth_context()` is not admitted, or
+        ""."""
         if self._admitted is None:
             return ""
         # gRPC's client and server always agree on 1.3; the minimum cannot be configured.

@@ -25,43 +25,43 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/decode.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\")\n\x06Ticket\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x8c\x02\n\nTicketBody\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12(\n\x06issuer\x18\x02 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x13\n\x0btransfer_id\x18\x04 \x01(\x06\x12\x14\n\x0c\x62lock_counts\x18\x05 \x03(\r\x12\x13\n\x0btoken_count\x18\x06 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\x0c\x12\x17\n\x0fresident_counts\x18\x08 \x03(\r\x12\x15\n\rresident_hash\x18\t \x01(\x0c\x12%\n\tendpoints\x18\n \x03(\x0b\x32\x12.baton.v1.EndpointJ\x04\x08\x03\x10\x04\"\xe5\x02\n\x0eReserveRequest\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x11\n\trouter_id\x18\x02 \x01(\x0c\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x14\n\x0c\x66irst_number\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x06 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x07 \x03(\x0c\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\"\n\x07grammar\x18\t \x01(\x0b\x32\x11.baton.v1.Grammar\x12\x12\n\noutput_ids\x18\n \x03(\r\x12 \n\x06limits\x18\x0b \x01(\x0b\x32\x10.baton.v1.Limits\x12\x13\n\x0bown_prefill\x18\x0c \x01(\x08\x12\x12\n\ntpot_slo_s\x18\r \x01(\x01\x12$\n\x05trace\x18\x0f \x01(\x0b\x32\x15.baton.v1.TraceParent\"E\n\x0fReserveResponse\x12 \n\x06ticket\x18\x01 \x01(\x0b\x32\x10.baton.v1.Ticket\x12\x10\n\x08kv_bytes\x18\x02 \x01(\x04\"|\n\x10SubscribeRequest\x12\x11\n\trouter_id\x18\x01 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12%\n\tpositions\x18\x03 \x03(\x0b\x32\x12.baton.v1.Position\x12\x19\n\x11\x66ormer_router_ids\x18\x04 \x03(\x0c\"C\n\x08Position\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x13\n\x0bnext_number\x18\x02 \x01(\r\"p\n\x11SubscribeResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12)\n\x07outputs\x18\x02 \x03(\x0b\x32\x18.baton.v1.SequenceOutput\x12\"\n\x07unknown\x18\x03 \x03(\x0b\x32\x11.baton.v1.Attempt\"\xd6\x01\n\x0eSequenceOutput\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x14\n\x0c\x66irst_number\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12$\n\x08logprobs\x18\x04 \x03(\x0b\x32\x12.baton.v1.Logprobs\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\"\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x11.baton.v1.Failure\"[\n\rAttachRequest\x12\x11\n\trouter_id\x18\x01 \x01(\x0c\x12\"\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x13\n\x0bnext_number\x18\x03 \x01(\r\"\x10\n\x0e\x41ttachResponse\"3\n\rCancelRequest\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\"\x10\n\x0e\x43\x61ncelResponse\"7\n\x11GetHandoffRequest\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\":\n\x12GetHandoffResponse\x12$\n\x05state\x18\x01 \x01(\x0e\x32\x15.baton.v1.TicketState*\xaf\x01\n\x0bTicketState\x12\x1c\n\x18TICKET_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15TICKET_STATE_RESERVED\x10\x01\x12\x1a\n\x16TICKET_STATE_RECEIVING\x10\x02\x12\x1a\n\x16TICKET_STATE_COMMITTED\x10\x03\x12\x17\n\x13TICKET_STATE_ACTIVE\x10\x04\x12\x16\n\x12TICKET_STATE_ENDED\x10\x05\x32\xda\x02\n\rDecodeService\x12>\n\x07Reserve\x12\x18.baton.v1.ReserveRequest\x1a\x19.baton.v1.ReserveResponse\x12\x46\n\tSubscribe\x12\x1a.baton.v1.SubscribeRequest\x1a\x1b.baton.v1.SubscribeResponse0\x01\x12;\n\x06\x41ttach\x12\x17.baton.v1.AttachRequest\x1a\x18.baton.v1.AttachResponse\x12;\n\x06\x43\x61ncel\x12\x17.baton.v1.CancelRequest\x1a\x18.baton.v1.CancelResponse\x12G\n\nGetHandoff\x12\x1b.baton.v1.GetHandoffRequest\x1a\x1c.baton.v1.GetHandoffResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/decode.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\")\n\x06Ticket\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x8c\x02\n\nTicketBody\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12(\n\x06issuer\x18\x02 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x13\n\x0btransfer_id\x18\x04 \x01(\x06\x12\x14\n\x0c\x62lock_counts\x18\x05 \x03(\r\x12\x13\n\x0btoken_count\x18\x06 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\x0c\x12\x17\n\x0fresident_counts\x18\x08 \x03(\r\x12\x15\n\rresident_hash\x18\t \x01(\x0c\x12%\n\tendpoints\x18\n \x03(\x0b\x32\x12.baton.v1.EndpointJ\x04\x08\x03\x10\x04\"\xd8\x03\n\x0eReserveRequest\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x11\n\trouter_id\x18\x02 \x01(\x0c\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x14\n\x0c\x66irst_number\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x06 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x07 \x03(\x0c\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\"\n\x07grammar\x18\t \x01(\x0b\x32\x11.baton.v1.Grammar\x12\x12\n\noutput_ids\x18\n \x03(\r\x12 \n\x06limits\x18\x0b \x01(\x0b\x32\x10.baton.v1.Limits\x12\x13\n\x0bown_prefill\x18\x0c \x01(\x08\x12\x12\n\ntpot_slo_s\x18\r \x01(\x01\x12\x1c\n\x14prediction_token_ids\x18\x0e \x03(\r\x12$\n\x05trace\x18\x0f \x01(\x0b\x32\x15.baton.v1.TraceParent\x12\x1d\n\x10max_draft_tokens\x18\x10 \x01(\rH\x00\x88\x01\x01\x12\x1f\n\x17\x63ounts_in_every_message\x18\x11 \x01(\x08\x42\x13\n\x11_max_draft_tokens\"E\n\x0fReserveResponse\x12 \n\x06ticket\x18\x01 \x01(\x0b\x32\x10.baton.v1.Ticket\x12\x10\n\x08kv_bytes\x18\x02 \x01(\x04\"|\n\x10SubscribeRequest\x12\x11\n\trouter_id\x18\x01 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12%\n\tpositions\x18\x03 \x03(\x0b\x32\x12.baton.v1.Position\x12\x19\n\x11\x66ormer_router_ids\x18\x04 \x03(\x0c\"C\n\x08Position\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x13\n\x0bnext_number\x18\x02 \x01(\r\"p\n\x11SubscribeResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12)\n\x07outputs\x18\x02 \x03(\x0b\x32\x18.baton.v1.SequenceOutput\x12\"\n\x07unknown\x18\x03 \x03(\x0b\x32\x11.baton.v1.Attempt\"\xfd\x01\n\x0eSequenceOutput\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x14\n\x0c\x66irst_number\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12$\n\x08logprobs\x18\x04 \x03(\x0b\x32\x12.baton.v1.Logprobs\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\"\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x11.baton.v1.Failure\x12%\n\x06\x64rafts\x18\x07 \x01(\x0b\x32\x15.baton.v1.DraftCounts\"[\n\rAttachRequest\x12\x11\n\trouter_id\x18\x01 \x01(\x0c\x12\"\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x13\n\x0bnext_number\x18\x03 \x01(\r\"\x10\n\x0e\x41ttachResponse\"3\n\rCancelRequest\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\"\x10\n\x0e\x43\x61ncelResponse\"7\n\x11GetHandoffRequest\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\":\n\x12GetHandoffResponse\x12$\n\x05state\x18\x01 \x01(\x0e\x32\x15.baton.v1.TicketState*\xaf\x01\n\x0bTicketState\x12\x1c\n\x18TICKET_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15TICKET_STATE_RESERVED\x10\x01\x12\x1a\n\x16TICKET_STATE_RECEIVING\x10\x02\x12\x1a\n\x16TICKET_STATE_COMMITTED\x10\x03\x12\x17\n\x13TICKET_STATE_ACTIVE\x10\x04\x12\x16\n\x12TICKET_STATE_ENDED\x10\x05\x32\xda\x02\n\rDecodeService\x12>\n\x07Reserve\x12\x18.baton.v1.ReserveRequest\x1a\x19.baton.v1.ReserveResponse\x12\x46\n\tSubscribe\x12\x1a.baton.v1.SubscribeRequest\x1a\x1b.baton.v1.SubscribeResponse0\x01\x12;\n\x06\x41ttach\x12\x17.baton.v1.AttachRequest\x1a\x18.baton.v1.AttachResponse\x12;\n\x06\x43\x61ncel\x12\x17.baton.v1.CancelRequest\x1a\x18.baton.v1.CancelResponse\x12G\n\nGetHandoff\x12\x1b.baton.v1.GetHandoffRequest\x1a\x1c.baton.v1.GetHandoffResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.decode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TICKETSTATE']._serialized_start=1628
-  _globals['_TICKETSTATE']._serialized_end=1803
+  _globals['_TICKETSTATE']._serialized_start=1782
+  _globals['_TICKETSTATE']._serialized_end=1957
   _globals['_TICKET']._serialized_start=57
   _globals['_TICKET']._serialized_end=98
   _globals['_TICKETBODY']._serialized_start=101
   _globals['_TICKETBODY']._serialized_end=369
   _globals['_RESERVEREQUEST']._serialized_start=372
-  _globals['_RESERVEREQUEST']._serialized_end=729
-  _globals['_RESERVERESPONSE']._serialized_start=731
-  _globals['_RESERVERESPONSE']._serialized_end=800
-  _globals['_SUBSCRIBEREQUEST']._serialized_start=802
-  _globals['_SUBSCRIBEREQUEST']._serialized_end=926
-  _globals['_POSITION']._serialized_start=928
-  _globals['_POSITION']._serialized_end=995
-  _globals['_SUBSCRIBERESPONSE']._serialized_start=997
-  _globals['_SUBSCRIBERESPONSE']._serialized_end=1109
-  _globals['_SEQUENCEOUTPUT']._serialized_start=1112
-  _globals['_SEQUENCEOUTPUT']._serialized_end=1326
-  _globals['_ATTACHREQUEST']._serialized_start=1328
-  _globals['_ATTACHREQUEST']._serialized_end=1419
-  _globals['_ATTACHRESPONSE']._serialized_start=1421
-  _globals['_ATTACHRESPONSE']._serialized_end=1437
-  _globals['_CANCELREQUEST']._serialized_start=1439
-  _globals['_CANCELREQUEST']._serialized_end=1490
-  _globals['_CANCELRESPONSE']._serialized_start=1492
-  _globals['_CANCELRESPONSE']._serialized_end=1508
-  _globals['_GETHANDOFFREQUEST']._serialized_start=1510
-  _globals['_GETHANDOFFREQUEST']._serialized_end=1565
-  _globals['_GETHANDOFFRESPONSE']._serialized_start=1567
-  _globals['_GETHANDOFFRESPONSE']._serialized_end=1625
-  _globals['_DECODESERVICE']._serialized_start=1806
-  _globals['_DECODESERVICE']._serialized_end=2152
+  _globals['_RESERVEREQUEST']._serialized_end=844
+  _globals['_RESERVERESPONSE']._serialized_start=846
+  _globals['_RESERVERESPONSE']._serialized_end=915
+  _globals['_SUBSCRIBEREQUEST']._serialized_start=917
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=1041
+  _globals['_POSITION']._serialized_start=1043
+  _globals['_POSITION']._serialized_end=1110
+  _globals['_SUBSCRIBERESPONSE']._serialized_start=1112
+  _globals['_SUBSCRIBERESPONSE']._serialized_end=1224
+  _globals['_SEQUENCEOUTPUT']._serialized_start=1227
+  _globals['_SEQUENCEOUTPUT']._serialized_end=1480
+  _globals['_ATTACHREQUEST']._serialized_start=1482
+  _globals['_ATTACHREQUEST']._serialized_end=1573
+  _globals['_ATTACHRESPONSE']._serialized_start=1575
+  _globals['_ATTACHRESPONSE']._serialized_end=1591
+  _globals['_CANCELREQUEST']._serialized_start=1593
+  _globals['_CANCELREQUEST']._serialized_end=1644
+  _globals['_CANCELRESPONSE']._serialized_start=1646
+  _globals['_CANCELRESPONSE']._serialized_end=1662
+  _globals['_GETHANDOFFREQUEST']._serialized_start=1664
+  _globals['_GETHANDOFFREQUEST']._serialized_end=1719
+  _globals['_GETHANDOFFRESPONSE']._serialized_start=1721
+  _globals['_GETHANDOFFRESPONSE']._serialized_end=1779
+  _globals['_DECODESERVICE']._serialized_start=1960
+  _globals['_DECODESERVICE']._serialized_end=2306
 # @@protoc_insertion_point(module_scope)

@@ -145,7 +145,10 @@ class ReserveRequest(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     OWN_PREFILL_FIELD_NUMBER: _builtins.int
     TPOT_SLO_S_FIELD_NUMBER: _builtins.int
+    PREDICTION_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    COUNTS_IN_EVERY_MESSAGE_FIELD_NUMBER: _builtins.int
     router_id: _builtins.bytes
     """16 random bytes, new at each start of a router and each time it adds a worker."""
     token_count: _builtins.int
@@ -162,6 +165,12 @@ class ReserveRequest(_message.Message):
     tpot_slo_s: _builtins.float
     """The request's limit of the mean time per output token, in seconds; 0: none. A worker that prefills too paces
     its prefill steps by it.
+    """
+    max_draft_tokens: _builtins.int
+    """The most drafts that a step may verify for the sequence, at most 7; 0: none. Unset: as many as the worker does."""
+    counts_in_every_message: _builtins.bool
+    """The router may end the sequence itself, at a stop string: a worker whose steps have drafts sends their counts with
+    every message, and not with the last one alone. With a prediction this is implied.
     """
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
@@ -182,6 +191,10 @@ class ReserveRequest(_message.Message):
     @_builtins.property
     def limits(self) -> _types_pb2.Limits: ...
     @_builtins.property
+    def prediction_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that the output is expected to contain, at most 16384: drafts are looked up in them. Not with a grammar."""
+
+    @_builtins.property
     def trace(self) -> _types_pb2.TraceParent:
         """Unset where the request is not traced."""
 
@@ -201,13 +214,18 @@ class ReserveRequest(_message.Message):
         limits: _types_pb2.Limits | None = ...,
         own_prefill: _builtins.bool = ...,
         tpot_slo_s: _builtins.float = ...,
+        prediction_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         trace: _types_pb2.TraceParent | None = ...,
+        max_draft_tokens: _builtins.int | None = ...,
+        counts_in_every_message: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grammar", b"grammar", "limits", b"limits", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "attempt", b"attempt", "grammar", b"grammar", "limits", b"limits", "max_draft_tokens", b"max_draft_tokens", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "first_number", b"first_number", "grammar", b"grammar", "limits", b"limits", "max_tokens", b"max_tokens", "output_ids", b"output_ids", "own_prefill", b"own_prefill", "router_id", b"router_id", "tenant", b"tenant", "token_count", b"token_count", "tpot_slo_s", b"tpot_slo_s", "trace", b"trace", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "attempt", b"attempt", "block_hashes", b"block_hashes", "counts_in_every_message", b"counts_in_every_message", "first_number", b"first_number", "grammar", b"grammar", "limits", b"limits", "max_draft_tokens", b"max_draft_tokens", "max_tokens", b"max_tokens", "output_ids", b"output_ids", "own_prefill", b"own_prefill", "prediction_token_ids", b"prediction_token_ids", "router_id", b"router_id", "tenant", b"tenant", "token_count", b"token_count", "tpot_slo_s", b"tpot_slo_s", "trace", b"trace", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_draft_tokens: _TypeAlias = _typing.Literal["max_draft_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_draft_tokens: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_draft_tokens) -> _WhichOneofReturnType__max_draft_tokens | None: ...
 
 Global___ReserveRequest: _TypeAlias = ReserveRequest  # noqa: Y015
 
@@ -338,6 +356,7 @@ class SequenceOutput(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     first_number: _builtins.int
     finish_reason: _types_pb2.FinishReason.ValueType
     @_builtins.property
@@ -352,6 +371,10 @@ class SequenceOutput(_message.Message):
     def failure(self) -> _types_pb2.Failure:
         """Why the worker ended the sequence with FINISH_REASON_CANCELLED, where it was not asked to."""
 
+    @_builtins.property
+    def drafts(self) -> _types_pb2.DraftCounts:
+        """With the finish reason, where the worker counts them, or with every message: see ReserveRequest."""
+
     def __init__(
         self,
         *,
@@ -361,10 +384,11 @@ class SequenceOutput(_message.Message):
         logprobs: _abc.Iterable[_types_pb2.Logprobs] | None = ...,
         finish_reason: _types_pb2.FinishReason.ValueType = ...,
         failure: _types_pb2.Failure | None = ...,
+        drafts: _types_pb2.DraftCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "drafts", b"drafts", "failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "failure", b"failure", "finish_reason", b"finish_reason", "first_number", b"first_number", "logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "drafts", b"drafts", "failure", b"failure", "finish_reason", b"finish_reason", "first_number", b"first_number", "logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -435,6 +435,42 @@ class Logprobs(_message.Message):
 Global___Logprobs: _TypeAlias = Logprobs  # noqa: Y015
 
 @_typing.final
+class DraftCounts(_message.Message):
+    """Decode steps of one sequence, and the draft tokens that they verified."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    DRAFTS_PREDICTED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_PREDICTED_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """Steps in which the sequence had a row. Each gave out one token, and one more for each accepted draft."""
+    drafts: _builtins.int
+    """Drafts that had a row in these steps, and how many of them were accepted."""
+    accepted: _builtins.int
+    drafts_predicted: _builtins.int
+    """Of both, those that were taken from the request's prediction."""
+    accepted_predicted: _builtins.int
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        drafts: _builtins.int = ...,
+        accepted: _builtins.int = ...,
+        drafts_predicted: _builtins.int = ...,
+        accepted_predicted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_predicted", b"accepted_predicted", "drafts", b"drafts", "drafts_predicted", b"drafts_predicted", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftCounts: _TypeAlias = DraftCounts  # noqa: Y015
+
+@_typing.final
 class Grammar(_message.Message):
     """What the text of an output must match; it ends with an end-of-sequence token once it does."""
 

@@ -287,6 +287,8 @@ class StepCosts(_message.Message):
     DECODE_CONTEXT_TOKEN_S_FIELD_NUMBER: _builtins.int
     DECODE_CURVE_SEQUENCES_FIELD_NUMBER: _builtins.int
     DECODE_CURVE_S_FIELD_NUMBER: _builtins.int
+    TOKENS_A_STEP_FIELD_NUMBER: _builtins.int
+    ROWS_A_SEQUENCE_FIELD_NUMBER: _builtins.int
     prefill_token_s: _builtins.float
     """Seconds of a prompt token at the beginning of its prompt, and of a step of very few tokens."""
     prefill_step_s: _builtins.float
@@ -298,6 +300,11 @@ class StepCosts(_message.Message):
     """
     decode_sequence_s: _builtins.float
     decode_context_token_s: _builtins.float
+    tokens_a_step: _builtins.float
+    """Tokens that a step gives most sequences, and rows that it has for each, those of drafts included: the curve is
+    one of rows. 0: one.
+    """
+    rows_a_sequence: _builtins.float
     @_builtins.property
     def decode_curve_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """A step takes so much in addition with so many sequences, and between two of these numbers in proportion: batches
@@ -318,10 +325,12 @@ class StepCosts(_message.Message):
         decode_context_token_s: _builtins.float = ...,
         decode_curve_sequences: _abc.Iterable[_builtins.int] | None = ...,
         decode_curve_s: _abc.Iterable[_builtins.float] | None = ...,
+        tokens_a_step: _builtins.float = ...,
+        rows_a_sequence: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_context_token_s", b"decode_context_token_s", "decode_curve_s", b"decode_curve_s", "decode_curve_sequences", b"decode_curve_sequences", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "prefill_half_context", b"prefill_half_context", "prefill_step_s", b"prefill_step_s", "prefill_token_s", b"prefill_token_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_context_token_s", b"decode_context_token_s", "decode_curve_s", b"decode_curve_s", "decode_curve_sequences", b"decode_curve_sequences", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "prefill_half_context", b"prefill_half_context", "prefill_step_s", b"prefill_step_s", "prefill_token_s", b"prefill_token_s", "rows_a_sequence", b"rows_a_sequence", "tokens_a_step", b"tokens_a_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -376,6 +385,7 @@ class Audit(_message.Message):
     ENGINE_PID_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     PROMPTS_RUN_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_RUN_FIELD_NUMBER: _builtins.int
     DECODE_STEPS_FIELD_NUMBER: _builtins.int
@@ -385,6 +395,7 @@ class Audit(_message.Message):
     BLOCK_GRANTS_FIELD_NUMBER: _builtins.int
     SEQUENCES_PREEMPTED_FIELD_NUMBER: _builtins.int
     SEQUENCES_SWAPPED_OUT_FIELD_NUMBER: _builtins.int
+    SPECULATIVE_STEPS_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     BLOCKS_SHIPPED_FIELD_NUMBER: _builtins.int
     BYTES_SHIPPED_FIELD_NUMBER: _builtins.int
@@ -409,14 +420,22 @@ class Audit(_message.Message):
     DECODE_BUSY_NS_FIELD_NUMBER: _builtins.int
     PREFILL_BUSY_NS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_STEP_FIELD_NUMBER: _builtins.int
+    LOOKAHEAD_CELLS_FIELD_NUMBER: _builtins.int
+    LOOKAHEAD_REPLACED_FIELD_NUMBER: _builtins.int
+    SEQUENCE_STEPS_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     LINKS_RETURNED_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
     KV_DTYPE_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
     front_pid: _builtins.int
     """Process ids of the gRPC front and of the engine."""
     engine_pid: _builtins.int
     host: _builtins.str
     device: _builtins.str
+    devices: _builtins.int
+    """Devices that divide the model among them, of which `device` is the first; 0: not known, of an earlier release."""
     prompts_run: _builtins.int
     prompt_tokens_run: _builtins.int
     decode_steps: _builtins.int
@@ -428,6 +447,8 @@ class Audit(_message.Message):
     sequences_preempted: _builtins.int
     sequences_swapped_out: _builtins.int
     """Times a sequence was swapped out to host memory without free blocks."""
+    speculative_steps: _builtins.int
+    """Decode steps that were launched with rows for drafts."""
     bytes_shipped: _builtins.int
     blocks_received: _builtins.int
     bytes_received: _builtins.int
@@ -452,6 +473,13 @@ class Audit(_message.Message):
     decode_busy_ns: _builtins.int
     """Time spent in steps since the start."""
     prefill_busy_ns: _builtins.int
+    tokens_per_step: _builtins.float
+    """Tokens that the sequences which run have had of a decode step on average; 0 where none has had any."""
+    lookahead_cells: _builtins.int
+    """Cells of the lookahead table that are in use, and how often a cell's content was replaced; 0 without one."""
+    lookahead_replaced: _builtins.int
+    sequence_steps: _builtins.int
+    """Sequences that decode steps advanced, each counted once a step; and the drafts that these verified, by source."""
     links_returned: _builtins.int
     """Links that returned to the preferred transport after a fallback."""
     kv_bytes: _builtins.int
@@ -479,6 +507,12 @@ class Audit(_message.Message):
     def recent_prefill(self) -> Global___RecentSteps: ...
     @_builtins.property
     def prefixes(self) -> Global___PrefixAudit: ...
+    @_builtins.property
+    def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftAudit]: ...
+    @_builtins.property
+    def experts(self) -> Global___ExpertsAudit:
+        """Unset where the model has no experts."""
+
     def __init__(
         self,
         *,
@@ -487,6 +521,7 @@ class Audit(_message.Message):
         engine_pid: _builtins.int = ...,
         host: _builtins.str = ...,
         device: _builtins.str = ...,
+        devices: _builtins.int = ...,
         prompts_run: _builtins.int = ...,
         prompt_tokens_run: _builtins.int = ...,
         decode_steps: _builtins.int = ...,
@@ -496,6 +531,7 @@ class Audit(_message.Message):
         block_grants: _builtins.int = ...,
         sequences_preempted: _builtins.int = ...,
         sequences_swapped_out: _builtins.int = ...,
+        speculative_steps: _builtins.int = ...,
         block_bytes: _abc.Iterable[_builtins.int] | None = ...,
         blocks_shipped: _abc.Iterable[_builtins.int] | None = ...,
         bytes_shipped: _builtins.int = ...,
@@ -520,17 +556,90 @@ class Audit(_message.Message):
         decode_busy_ns: _builtins.int = ...,
         prefill_busy_ns: _builtins.int = ...,
         prefixes: Global___PrefixAudit | None = ...,
+        tokens_per_step: _builtins.float = ...,
+        lookahead_cells: _builtins.int = ...,
+        lookahead_replaced: _builtins.int = ...,
+        sequence_steps: _builtins.int = ...,
+        drafts: _abc.Iterable[Global___DraftAudit] | None = ...,
         links_returned: _builtins.int = ...,
         kv_bytes: _builtins.int = ...,
         kv_dtype: _builtins.str = ...,
+        experts: Global___ExpertsAudit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "prefixes", b"prefixes", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["experts", b"experts", "load", b"load", "prefixes", b"prefixes", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_grants", b"block_grants", "blocks_received", b"blocks_received", "blocks_resident", b"blocks_resident", "blocks_shipped", b"blocks_shipped", "bytes_received", b"bytes_received", "bytes_resident", b"bytes_resident", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "host", b"host", "integrity_error", b"integrity_error", "kv_bytes", b"kv_bytes", "kv_dtype", b"kv_dtype", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "links_returned", b"links_returned", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prefixes", b"prefixes", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequences_preempted", b"sequences_preempted", "sequences_swapped_out", b"sequences_swapped_out", "slot_states", b"slot_states", "stalled_rows", b"stalled_rows", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_grants", b"block_grants", "blocks_received", b"blocks_received", "blocks_resident", b"blocks_resident", "blocks_shipped", b"blocks_shipped", "bytes_received", b"bytes_received", "bytes_resident", b"bytes_resident", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "devices", b"devices", "drafts", b"drafts", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "experts", b"experts", "front_pid", b"front_pid", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "host", b"host", "integrity_error", b"integrity_error", "kv_bytes", b"kv_bytes", "kv_dtype", b"kv_dtype", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "links_returned", b"links_returned", "live_tickets", b"live_tickets", "load", b"load", "lookahead_cells", b"lookahead_cells", "lookahead_replaced", b"lookahead_replaced", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prefixes", b"prefixes", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequence_steps", b"sequence_steps", "sequences_preempted", b"sequences_preempted", "sequences_swapped_out", b"sequences_swapped_out", "slot_states", b"slot_states", "speculative_steps", b"speculative_steps", "stalled_rows", b"stalled_rows", "tokens_decoded", b"tokens_decoded", "tokens_per_step", b"tokens_per_step", "tombstones", b"tombstones"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Audit: _TypeAlias = Audit  # noqa: Y015
+
+@_typing.final
+class ExpertsAudit(_message.Message):
+    """The mixture of experts that the model has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
+    TOTAL_PARAMETERS_FIELD_NUMBER: _builtins.int
+    ACTIVE_PARAMETERS_FIELD_NUMBER: _builtins.int
+    IMBALANCE_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """Experts of a layer, and of these those that a token takes."""
+    taken: _builtins.int
+    total_parameters: _builtins.int
+    """Parameters of the model, and without the experts that a token does not take."""
+    active_parameters: _builtins.int
+    imbalance: _builtins.float
+    """How many times as many tokens a layer's busiest expert had as its mean one over the last minute, on average over
+    the layers; 0: there were none.
+    """
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        taken: _builtins.int = ...,
+        total_parameters: _builtins.int = ...,
+        active_parameters: _builtins.int = ...,
+        imbalance: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_parameters", b"active_parameters", "count", b"count", "imbalance", b"imbalance", "taken", b"taken", "total_parameters", b"total_parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpertsAudit: _TypeAlias = ExpertsAudit  # noqa: Y015
+
+@_typing.final
+class DraftAudit(_message.Message):
+    """Drafts of one source that decode steps have verified since the start, by depth: the first drafts of steps, the second ones, ..."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        rows: _abc.Iterable[_builtins.int] | None = ...,
+        accepted: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "rows", b"rows", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftAudit: _TypeAlias = DraftAudit  # noqa: Y015
 
 @_typing.final
 class PrefixAudit(_message.Message):

@@ -1,5 +1,3 @@
-"""Measures whole clusters: overhead of router and workers with fake engines, clusters on GPUs, accuracy of
-loadgen.
-
-Imported by `bench.nccl` and `bench.transfer`.
+"""Measures whole clusters: overhead of router and workers with fake engines, clusters on GPUs, guided outputs
+beside free ones. Nothing imports it.
 """

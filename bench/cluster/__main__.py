@@ -5,7 +5,7 @@
 One router, one prefill and one decode worker with fake engines (`bench/cluster/fake_engine.py`), and this
 process as their clients over gRPC, in closed loops that are not in step with each other. A round is a run of
 all clients and, right after it, the bare engine in this process without a cluster
-(`bench/cluster/bare_engine.py`):
+(`BarePrefill`, `BareDecode` there):
 
     TTFT      at the client, from its send, minus that of the bare prefill loop to which the same prompts
               come at the same times: waiting for the steps of others is in both
@@ -42,13 +42,11 @@ import torch
 import uvloop
 
 from baton.base.process_tuning import batch_wakeups
-from bench.case_output import show
-from bench.cluster.bare_engine import BareDecode, BarePrefill
 from bench.cluster.clients import Call, Clients, Seen
-from bench.cluster.fake_engine import STEP_VARIABLE, load
-from bench.cluster.fake_model_folder import write_model
-from bench.cluster.processes import cluster_processes, put_on
-from bench.machine import Usage
+from bench.cluster.fake_engine import STEP_VARIABLE, BareDecode, BarePrefill, load
+from bench.model_folders import write_fake_model
+from bench.options import program_parser, run_program, show
+from bench.processes import Usage, cluster_processes, put_on
 from services.cli.up.local_cluster import LocalCluster, Programs
 from services.common.config.cluster import SupervisionSettings
 from services.common.config.router import RouterSettings
@@ -168,7 +166,7 @@ async def run(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     streams = [int(part) for part in arguments.streams.split(",")]
     with tempfile.TemporaryDirectory() as name:
-        folder = write_model(Path(name))
+        folder = write_fake_model(Path(name))
         config = Settings(
             served_model_name=MODEL,
             engine=EngineConfig(device="cpu", slots=max(streams)),
@@ -191,9 +189,7 @@ async def run(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.cluster", description="What the cluster adds to its engine."
-    )
+    parser = program_parser("cluster", __doc__)
     parser.add_argument("--streams", default="1,16,64", help="comma-separated numbers of closed-loop clients")
     parser.add_argument("--step-ms", type=float, default=5.0, help="time of one engine step")
     parser.add_argument("--output-len", type=int, default=400, help="tokens of each request")
@@ -205,4 +201,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program("cluster", main)

@@ -1,5 +1,5 @@
-"""A worker whose model takes a fixed time per step and emits the time: what is left is the cost of Baton
-itself.
+"""Engines whose model takes a fixed time per step and emits the time: what is left is the cost of Baton
+itself. In a worker, and both kinds of steps bare in this process, without a cluster.
 
     python -m bench.cluster.fake_engine worker       a front with that engine, WorkerConfig on stdin
     python -m bench.cluster.fake_engine engine       that engine
@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,21 +24,27 @@ from torch import Tensor
 
 from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.slot_state import SlotState
+from baton.engine.decode.slots import Grant, SlotPool
 from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.executor.reference_decode_loop import ReferenceDecodeLoop
 from baton.engine.memory.block_pools import BlockPools
-from baton.engine.memory.kv_cache import KVCache
+from baton.engine.memory.kv_cache import BlockMemory, KVCache
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel, Rows
-from baton.engine.model.weights import weight_places
+from baton.engine.model.weight_places import weight_places
 from baton.engine.prefill.reference_pass import ReferencePass
+from baton.engine.sequence import Limits, SamplingParams
+from baton.engine.sequence import Sequence as PromptSequence
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.output_ring import Finish
+from baton.engine.speculation.step_rows import StepRows
 from baton.model_spec.model_files import TokenizerFiles
-from bench.cluster.fake_model_folder import CONTEXT, VOCAB
+from bench.engine_driver import admit, decode_step, executor_of, prefill_step
+from bench.model_folders import CONTEXT, VOCAB
 from services.common.config.worker import CPU_SLOTS, EngineConfig, WorkerConfig
 from services.worker.engine.startup.model_loader import LoadedModel
+from services.worker.engine.startup.prefill_setup import prefill_steps
 
 STEP_VARIABLE = "BATON_FAKE_STEP_MS"
 TICK_NS = 50_000  # 205 ms until a clock of VOCAB ticks wraps
@@ -62,7 +69,9 @@ class FakeModel(ReferenceModel):
         self._step_s = step_s
         self._last = 0.0
 
-    def forward(self, rows: Rows, cache: KVCache, between_layers: Callable[[], None] | None = None) -> Tensor:
+    def forward(
+        self, rows: Rows, cache: BlockMemory, between_layers: Callable[[], None] | None = None
+    ) -> Tensor:
         now = time.monotonic()
         # Consecutive decode steps are evenly spaced, like replays of a graph; other steps take `step_s` from
         # now.
@@ -85,31 +94,36 @@ class FakeModel(ReferenceModel):
 class FakeDecodeLoop(ReferenceDecodeLoop):
     """The plain loop's admissions, cancels and ends; a step's token is the time, for all rows."""
 
-    def _advance(self, rows: Tensor, between_layers: Callable[[], None] | None) -> None:
-        state, count = self._state, rows.numel()
-        position = state.position[rows].long()
-        steps = Rows(rows, position, list(range(count + 1)), ())
+    def _advance(self, rows: StepRows, between_layers: Callable[[], None] | None) -> None:
+        state, of, count = self.state, rows.slots, len(rows.slots)
+        position = state.position[of].long()
+        steps = Rows(of, position, list(range(count + 1)), ())
         self._reference.forward(steps, self._cache, between_layers)
         token = ticks()
-        going = position + 2 < state.end[rows]
-        state.position[rows] += 1
-        generations, slots = state.generation[rows].tolist(), rows.tolist()
-        self.positions.publish(slots, generations, state.position[rows].tolist())
-        state.active[rows] = going
+        going = position + 2 < state.end[of]
+        state.position[of] += 1
+        generations, slots = state.generation[of].tolist(), of.tolist()
+        self.progress.publish(slots, generations, state.position[of].tolist())
+        state.active[of] = going
         finish = [Finish.NONE if goes else Finish.LENGTH for goes in going.tolist()]
         self.ring.write([token] * count, slots, generations, finish)
         self._tokens_decoded += count
 
 
 def decode_loop(
-    model: Model, cache: KVCache, state: SlotState, rings: SharedRings, memory: SharedMemory, **_: object
+    ranks: Sequence[Model],
+    cache: BlockMemory,
+    state: SlotState,
+    rings: SharedRings,
+    memory: SharedMemory,
+    **_: object,
 ) -> DecodeLoop:
     """Stands in for `baton.engine.executor.decode_factory.decode_loop`."""
-    box, ring, positions = rings.mailbox(memory), rings.writer(memory), rings.positions(memory)
-    return FakeDecodeLoop(_fake(), cache, state, box, ring, positions)
+    box, ring, progress = rings.mailbox(memory), rings.writer(memory), rings.progress(memory)
+    return FakeDecodeLoop(_fake(), cache, state, box, ring, progress)
 
 
-def prompt_pass(model: Model, cache: KVCache, most_rows: int, **_: object) -> ReferencePass:
+def prompt_pass(ranks: Sequence[Model], cache: BlockMemory, most_rows: int, **_: object) -> ReferencePass:
     """Stands in for `baton.engine.prefill.factory.prompt_pass`."""
     return ReferencePass(_fake(), cache)
 
@@ -119,7 +133,7 @@ def _fake() -> FakeModel:
 
 
 def load(model: str, engine: EngineConfig) -> LoadedModel:
-    """Replaces the loaded model; `model` is a folder that `write_model` created."""
+    """Replaces the loaded model; `model` is a folder that `write_fake_model` created."""
     config = load_config(Path(model))
     layout = config.layout(engine.block_tokens_on("cpu"), "float32")
     precision = Precision.of(torch.float32)
@@ -127,7 +141,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     blocks = engine.kv_blocks or slots * layout.groups[0].blocks_for(CONTEXT) + 1
     return LoadedModel(
         config=config,
-        decoder=Model(config, weight_places(config, "cpu", torch.float32), layout, "cpu", precision),
+        ranks=(Model(config, weight_places(config, "cpu", torch.float32), layout, "cpu", precision),),
         cache=KVCache(layout, blocks, "cpu"),
         pools=BlockPools(layout, [blocks]),
         slots=slots,
@@ -139,6 +153,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         checkpoint=b"fake",
         tokenizer=TokenizerFiles.read(Path(model)).digest,
         weight_format="float32",
+        chunk_tokens=engine.chunk_tokens_on("cpu"),
     )
 
 
@@ -153,12 +168,84 @@ def _run_worker() -> int:
 
 
 def _run_engine() -> int:
+    from services.worker.engine import assembly
     from services.worker.engine import process as engine_process
     from services.worker.engine.startup import prefill_setup
 
-    engine_process.decode_loop = decode_loop  # type: ignore[attr-defined]
+    assembly.decode_loop = decode_loop  # type: ignore[attr-defined]
     prefill_setup.prompt_pass = prompt_pass  # type: ignore[attr-defined]
     return engine_process.main(load)
+
+
+class BarePrefill:
+    """A prefill worker's scheduler and loop."""
+
+    def __init__(self, model: LoadedModel, engine: EngineConfig) -> None:
+        self._executor = executor_of(prefill_steps(model, engine))
+        self._scheduler = self._executor.prompts.scheduler
+
+    def replay(self, sent_ns: Sequence[int], prompt: int) -> list[float]:
+        """TTFT in ms of prompts of `prompt` tokens that arrive at these times, in order."""
+        offset = time.monotonic_ns() - sent_ns[0]
+        due = deque(sent + offset for sent in sent_ns)
+        came: dict[PromptSequence, int] = {}
+        ttft: list[float] = []
+        while due or came:
+            if not came:
+                time.sleep(max(0.0, (due[0] - time.monotonic_ns()) / 1e9))
+            while due and due[0] <= time.monotonic_ns():
+                sequence = _sequence(prompt, max_tokens=2)
+                self._scheduler.add(sequence)
+                came[sequence] = due.popleft()
+            for result in prefill_step(self._executor):
+                sequence = result.chunk.sequence
+                self._scheduler.remove(sequence)
+                ttft.append((time.monotonic_ns() - came.pop(sequence)) / 1e6)
+        return ttft
+
+
+class BareDecode:
+    """A decode worker's slots and loop, with all slots in use."""
+
+    def __init__(self, model: LoadedModel, slots: int, prompt: int, max_tokens: int) -> None:
+        rings = SharedRings(slots)
+        memory = SharedMemory.create("bare-engine", rings.size)
+        widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
+        state = SlotState(slots, widths, model.config.vocab_size, torch.device(model.device))
+        self._reader = rings.reader(memory)
+        self._loop = decode_loop(model.ranks, model.cache, state, rings, memory)
+        pool = SlotPool(slots)
+        for _ in range(slots):
+            self._admit(model, pool, _sequence(prompt, max_tokens))
+        self._step()  # applies the admissions
+
+    def _admit(self, model: LoadedModel, pool: SlotPool, sequence: PromptSequence) -> None:
+        blocks = model.pools.allocate(sequence.end - 1)
+        admit(
+            self._loop,
+            Grant(*pool.grant(), blocks, sequence.end - 1),
+            token_ids=sequence.token_ids,
+            prompt_length=sequence.length,
+            last_token=0,
+            end=sequence.end,
+            sampling=sequence.sampling,
+            limits=sequence.limits,
+        )
+
+    def tpot(self, steps: int) -> float:
+        """Mean time of a step in ms; at most max_tokens - 2 steps in total."""
+        begun = time.monotonic()
+        for _ in range(steps):
+            self._step()
+        return (time.monotonic() - begun) * 1e3 / steps
+
+    def _step(self) -> None:
+        decode_step(self._loop)
+        self._reader.read()
+
+
+def _sequence(prompt: int, max_tokens: int) -> PromptSequence:
+    return PromptSequence(tuple(range(prompt)), prompt, SamplingParams(), Limits(max_tokens))
 
 
 if __name__ == "__main__":

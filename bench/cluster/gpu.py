@@ -1,7 +1,7 @@
 """Measures a whole cluster on one or two GPUs: clients of its gRPC API, and decode compared with the bare
 engine.
 
-    python -m bench.cluster.gpu [--topology shared,both,apart] [--transport auto] [--streams 1,16,64]
+    python -m bench.cluster gpu [--topology shared,both,apart] [--transport auto] [--streams 1,16,64]
         [--prompts 1024,128] [--handoffs 1024,8192] [--output-len 256] [--requests 3]
         [--shape llama-3.1-8b] [--dtype bf16] [--device cuda|cpu] [--alone] [--json]
 
@@ -40,10 +40,10 @@ import grpc.aio
 import uvloop
 
 from baton.base.process_tuning import batch_wakeups
-from bench.case_output import show
-from bench.cluster.baton_up import baton_up, first_gpu, write_model
-from bench.cluster.bursts import Bursts
-from bench.cluster.processes import worker_audits
+from bench.cluster.clients import Bursts
+from bench.model_folders import write_random_model
+from bench.options import add_shape_option, program_parser, show
+from bench.processes import baton_up, first_gpu, worker_audits
 from bench.shapes import SHAPES
 
 MODEL = "random"
@@ -63,11 +63,7 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.cluster.gpu",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = program_parser("cluster", __doc__, "gpu")
     parser.add_argument("--topology", default="shared,both", help=f"of {','.join(TOPOLOGIES)}")
     parser.add_argument("--transport", default="auto", help="of baton up")
     parser.add_argument("--streams", default="1,16,64", type=_numbers)
@@ -77,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, default=3, help="of each stream in a closed loop")
     parser.add_argument("--burst-prompt", type=int, default=256, help="tokens, of bursts")
     parser.add_argument("--burst-output", type=int, default=_BURST_TOKENS, help="tokens, of bursts")
-    parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
+    add_shape_option(parser)
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--gpu-memory", default="0.9", help="share of the GPU, of all workers together")
@@ -100,7 +96,7 @@ async def run(arguments: argparse.Namespace) -> None:
     )
     bursts: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
-        model = write_model(Path(name), arguments.shape, longest)
+        model = write_random_model(Path(name), arguments.shape, longest)
         for topology in arguments.topology.split(","):
             flags = [
                 *TOPOLOGIES[topology], "--slots", str(max(arguments.streams)), "--device", arguments.device,
@@ -219,7 +215,3 @@ async def _program(within_s: float, *words: str) -> dict[str, Any]:
         raise RuntimeError(f"{words[0]} wrote nothing and ended with {process.returncode}")
     result: dict[str, Any] = json.loads(lines[-1])
     return result
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """TPOT of guided outputs beside free ones, on one worker of role both.
 
-    python -m bench.cluster.guided [--streams 32] [--output-len 256] [--rounds 3] [--shape llama-3.1-8b]
+    python -m bench.cluster guided [--streams 32] [--output-len 256] [--rounds 3] [--shape llama-3.1-8b]
         [--dtype bf16] [--device cuda|cpu] [--json]
 
 `baton up` serves random weights with a vocabulary of the shape's size. In a round so many streams begin
@@ -27,10 +27,9 @@ from baton.model_spec.byte_tokenizer import BYTES
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import Grammar
-from bench.case_output import show
-from bench.cluster.baton_up import baton_up, first_gpu, write_model
-from bench.cluster.vocabulary import write_tokenizer
-from bench.shapes import SHAPES
+from bench.model_folders import write_random_model, write_tokenizer
+from bench.options import add_shape_option, program_parser, show
+from bench.processes import baton_up, first_gpu
 
 MODEL = "random"
 _PROMPT = 32
@@ -53,15 +52,11 @@ SCHEMA = {
 
 def main() -> None:
     """Runs the program."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.cluster.guided",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = program_parser("cluster", __doc__, "guided")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=256, help="tokens")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
+    add_shape_option(parser)
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--json", action="store_true", help="one object on stdout")
@@ -73,7 +68,7 @@ async def run(arguments: argparse.Namespace) -> None:
     length = arguments.output_len
     longest = _PROMPT + length + 2
     with tempfile.TemporaryDirectory() as name:
-        folder = write_model(Path(name), arguments.shape, longest)
+        folder = write_random_model(Path(name), arguments.shape, longest)
         _add_tokenizer(folder)
         flags = [
             "--both", "1", "--slots", str(arguments.streams), "--device", arguments.device,
@@ -164,7 +159,3 @@ def _report(arguments: argparse.Namespace, found: list[Round]) -> dict[str, obje
         "mixed_free_over_free": round(figures["tpot_mixed_free_ms"] / free, 4),
         "mixed_guided_over_free": round(figures["tpot_mixed_guided_ms"] / free, 4),
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,1 +1,3 @@
-"""Measures decode steps of one engine on a GPU, and tunes matrix products. Imported by `bench.transfer`."""
+"""Measures decode steps of one engine on a GPU: with drafts too, and attention, products, experts and lookups
+by themselves. Imported by `bench.transfer`.
+"""

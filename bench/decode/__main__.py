@@ -3,7 +3,8 @@
     python -m bench.decode --shape llama-3.1-8b --dtype bf16 --batch 1,8,64 --context 1024
         [--sampling greedy|temperature|filters|penalties|logprobs] [--numerics exact|fast] [--json]
         [--quantization fp8|int8|int4 [--quantize-head]] [--tune | --ignore-tables] [--seconds S] [--churn]
-        [--budget] [--mixed ROWS,ROWS] [--memory [--cold]] [--front] [--burners N]
+        [--budget] [--mixed ROWS,ROWS] [--front] [--burners N]
+        [--rows-per-slot N,N [--accept R,R | --text markov:P [--lookahead-mb M [--ends E]]]]
 
 Random weights and KV. One JSON object a batch goes to stdout.
 
@@ -12,11 +13,21 @@ Random weights and KV. One JSON object a batch goes to stdout.
     --seconds S  the same batch for S seconds: no sequence ends meanwhile, contexts grow by one a step
     --churn      sequences join (Poisson), end (16 to 256 tokens), are cancelled (1 in 10) and grow for
                  --seconds (10), at the rate that keeps about `batch` slots busy; each one's KV is scattered
-                 from staging first, by --scatter
+                 from staging first
     --budget     a table of what a step's time goes to, after a second of steady steps
     --mixed R,R  a step that is part of a prefill step of so many rows (`engine.mixed_steps`), beside both by
                  themselves
-    --memory     instead of all that: GPU memory of an engine of the largest batch, and its start's seconds
+    --rows-per-slot N,N
+                 a step whose sequences have so many rows each, all but one of drafts, of which a share of
+                 --accept (0) is right; of those that the engine has a step of so many rows for
+    --text markov:P
+                 text that repeats itself (`bench.markov_text`), drawn at temperature 1; with
+                 --rows-per-slot N up to N - 1 drafts a sequence and step are looked up in its text: time of a
+                 step and of a sequence's token, tokens a step, drafts, and which share of them was right
+    --lookahead-mb M
+                 with --text: drafts are looked up in a lookahead table, too, which is full of other texts
+                 and has none; step_ms beside that of M = 0 is what it costs. --ends E: a table of that size
+                 learns E outputs of 400 tokens a second meanwhile
 
 --ignore-tables: products run by the kernels that a worker's start finds where it has no table: neither the
 repository's tables nor this machine's are read, the cache of compiled kernels is empty, and tuning ends at
@@ -33,19 +44,21 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import sys
-import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from baton.device.nvidia_libraries import ENVIRONMENT
-from bench.case_output import settings_of
-from bench.decode.case import SAMPLINGS, Case, EngineSize
-from bench.decode.no_tables import empty_kernel_cache, no_tables
-from bench.precision import Precision
-from bench.shapes import SHAPES
+from bench.case import RANDOM, SAMPLINGS, DecodeCase, EngineSize
+from bench.decode.products import no_tables, tune_missing
+from bench.options import (
+    add_precision_options,
+    add_shape_option,
+    precision_of,
+    program_parser,
+    run_program,
+    settings_of,
+)
 
 _CHURN_S = 10.0
 _BUDGET_S = 1.0
@@ -53,39 +66,38 @@ _BUDGET_S = 1.0
 
 def main() -> None:
     arguments = _parser().parse_args()
-    try:
-        precision = Precision(
-            arguments.dtype, arguments.quantization, arguments.quantize_head, arguments.kv_dtype
-        )
-    except ValueError as error:
-        sys.exit(f"bench.decode: {error}")
+    precision = precision_of(arguments)
     cases = [
-        Case(
+        DecodeCase(
             arguments.shape,
             precision,
             int(batch),
             arguments.context,
             arguments.sampling,
             arguments.numerics,
+            int(rows),
+            float(accept),
+            arguments.text,
+            arguments.lookahead_mb,
+            arguments.ends,
         )
         for batch in arguments.batch.split(",")
+        for rows in arguments.rows_per_slot.split(",")
+        for accept in arguments.accept.split(",")
     ]
-    os.environ.update(ENVIRONMENT)  # as an engine is started; torch is imported later
-    with _tables_and_kernels(arguments):
+    cases = possible(cases)
+    if arguments.lookahead_mb and (arguments.text == RANDOM or arguments.rows_per_slot == "1"):
+        sys.exit("bench.decode: a lookahead table needs --text and --rows-per-slot: it is asked for drafts")
+    if arguments.ends and not arguments.lookahead_mb:
+        sys.exit("bench.decode: --ends needs --lookahead-mb: outputs are learned by a table")
+    with no_tables() if arguments.ignore_tables else nullcontext():
         run_all(cases, arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.decode",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
-    parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="of the weights")
-    parser.add_argument("--quantize-head", action="store_true", help="with --quantization: lm_head too")
-    parser.add_argument("--kv-dtype", default="auto", choices=("auto", "fp8"), help="of the KV cache")
+    parser = program_parser("decode", __doc__)
+    add_shape_option(parser)
+    add_precision_options(parser)
     tuning = parser.add_mutually_exclusive_group()
     tuning.add_argument("--tune", action="store_true", help="first measure the kernels that no table has")
     tuning.add_argument("--ignore-tables", action="store_true", help="as a start that finds no tables")
@@ -95,27 +107,32 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--numerics", default="fast", choices=("exact", "fast"))
     parser.add_argument("--seconds", type=float, help="how long a window is")
     parser.add_argument("--churn", action="store_true", help="sequences come and go")
-    parser.add_argument(
-        "--scatter", default="staged", choices=("staged", "pinned", "pieces"), help="with --churn: from where"
-    )
     parser.add_argument("--budget", action="store_true", help="what a step's time goes to")
     parser.add_argument("--mixed", metavar="ROWS,ROWS", help="steps that are part of prefill steps")
-    parser.add_argument("--memory", action="store_true", help="where the memory goes; start-up")
-    parser.add_argument("--cold", action="store_true", help="with an empty cache of compiled kernels")
+    parser.add_argument("--rows-per-slot", default="1", metavar="N,N", help="rows of a sequence in a step")
+    parser.add_argument("--accept", default="0", metavar="R,R", help="the share of drafts that are right")
+    parser.add_argument("--text", default=RANDOM, metavar="markov:P", help="text that repeats itself")
+    parser.add_argument("--lookahead-mb", type=int, default=0, metavar="M", help="of a lookahead table")
+    parser.add_argument("--ends", type=float, default=0, metavar="E", help="outputs learned a second")
     parser.add_argument("--front", action="store_true", help="the front streams every token to a follower")
     parser.add_argument("--burners", type=int, default=0, metavar="N", help="processes that burn a core each")
     parser.add_argument("--json", action="store_true", help="accepted for all measuring programs; always so")
     return parser
 
 
-def _tables_and_kernels(arguments: argparse.Namespace) -> AbstractContextManager[object]:
-    """The tables and compiled kernels that the run finds: those there are, unless it shall have none."""
-    if arguments.ignore_tables:
-        return no_tables()
-    return empty_kernel_cache() if arguments.cold else nullcontext()
+def possible(cases: list[DecodeCase]) -> list[DecodeCase]:
+    """Those of which there are steps in an engine for all of them."""
+    from baton.engine.plan.decode_rows import draft_batches_up_to
+    from baton.engine.shared_memory.step_shape import StepShape
+
+    slots = max(case.batch for case in cases)
+    batches = draft_batches_up_to(StepShape(slots, max(case.rows_per_slot for case in cases)))
+    plain = [case for case in cases if case.rows_per_slot == 1 and case.accept == cases[0].accept]
+    several = [case for case in cases if case.rows_per_slot > 1]
+    return plain + [case for case in several if case.batch * case.rows_per_slot in batches]
 
 
-def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
+def run_all(cases: list[DecodeCase], arguments: argparse.Namespace) -> None:
     """Measures cases of one shape, dtype, context and numerics on one engine, and prints each."""
     import torch
 
@@ -149,36 +166,13 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
         _report(f"front: {engine.close()}")
 
 
-def tune_missing(case: Case, rows: int, limit_s: float | None = None) -> None:
-    """Measures what no table has, as a worker's start does; without a limit of time unless it is given."""
-    import torch
-
-    from baton.engine.gemm_dispatch.table import ProductTable, tuned_file
-    from baton.engine.tuning.tuner import missing, save, tune
-    from bench.decode.tune_products import products_of
-
-    gpu, kind = torch.cuda.get_device_name(), getattr(torch, case.precision.torch_dtype)
-    products = products_of(case.shape, case.precision)
-    wanted = missing(products, rows, kind, ProductTable.for_gpu(gpu))
-    began = time.monotonic()
-    entries = tune(wanted, kind, torch.device("cuda", 0), lambda *_: None, limit_s)
-    for entry in entries:
-        _report(json.dumps(entry))
-    _report(f"{len(entries)} of {len(wanted)} products tuned in {time.monotonic() - began:.1f} s")
-    save(tuned_file(gpu), entries)
-
-
-def measure_all(engine: Any, cases: list[Case], arguments: argparse.Namespace) -> None:
+def measure_all(engine: Any, cases: list[DecodeCase], arguments: argparse.Namespace) -> None:
     """Measures each case, or the memory, and finally prints the budgets."""
-    from bench.decode import budget, memory, mixed
+    from bench.decode import budget, mixed
 
     if arguments.mixed:
         for case, found in zip(cases, mixed.run(engine, cases, _rows(arguments)), strict=True):
             _print(case, found, arguments)
-        return
-    if arguments.memory:
-        case = max(cases, key=lambda case: case.batch)
-        _print(case, memory.memory_use(engine) | {"cold": arguments.cold}, arguments)
         return
     results = []
     for case in cases:
@@ -189,11 +183,15 @@ def measure_all(engine: Any, cases: list[Case], arguments: argparse.Namespace) -
         budget.show(results)
 
 
-def measure_one(engine: Any, case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
+def measure_one(engine: Any, case: DecodeCase, arguments: argparse.Namespace) -> dict[str, Any]:
     from bench.decode import budget, churn, steady
 
+    if case.chance is not None:
+        return steady.run_text(engine, case)
+    if case.rows_per_slot > 1:
+        return steady.run_drafts(engine, case)
     if arguments.churn:
-        return churn.run(engine, case, arguments.seconds or _CHURN_S, arguments.scatter)
+        return churn.run(engine, case, arguments.seconds or _CHURN_S)
     if arguments.budget:
         from baton.engine.tuning.measurement import graph_us
 
@@ -215,7 +213,7 @@ def _rows(arguments: argparse.Namespace) -> list[int]:
     return [int(rows) for rows in arguments.mixed.split(",")]
 
 
-def _print(case: Case, found: dict[str, Any], arguments: argparse.Namespace) -> None:
+def _print(case: DecodeCase, found: dict[str, Any], arguments: argparse.Namespace) -> None:
     import torch
     import triton
 
@@ -236,4 +234,4 @@ def _report(what: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program("decode", main)

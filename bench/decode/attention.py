@@ -1,59 +1,79 @@
-"""One layer's decode attention alone, by every tuning: what `AttentionTuning.of` should choose.
+"""One layer's decode attention alone: by every tuning, or of several rows a sequence beside that of one.
 
-    python -m bench.decode.attention [--shape llama-3.1-8b] [--dtype bf16] [--kv-dtype auto,fp8]
+    python -m bench.decode attention [--shapes llama-3.1-8b] [--dtype bf16] [--kv-dtype auto,fp8]
         [--runs 1x1024,8x1024,64x1024,256x1024,32x8192] [--programs 1,2,4] [--json]
+    python -m bench.decode attention --rows 1,2,4,8 [--exact] [--tunings] [--shapes llama-3.1-8b,qwen2.5-7b]
+        [--runs 1x1024,8x1024,...] [--json]
 
-A run is rows x context: so many sequences of so many tokens each. `programs`: rows are cut so that there are
-about so many programs for each multiprocessor at least; without it, as a worker cuts them. `tb_s`: bytes of
-keys, values and scales, over the time; `chosen`: what a worker uses.
+A run is sequences x context. By every tuning (what `AttentionTuning.of` should choose): `programs`: rows are
+cut so that there are about so many programs for each multiprocessor at least; without it, as a worker cuts
+them. `tb_s`: bytes of keys, values and scales, over the time; `chosen`: what a worker uses.
+
+With --rows, what drafts cost in attention: a sequence's last tokens are the rows. `plain`: one row a
+sequence. `rows`: keys and values are written, then each sequence's are read once for all its rows; --exact
+adds `single`, which reads them once a row, as mode `exact` does. As a worker tunes them; with --tunings also
+with each tuning, and with items of 2, 4 and 8 rows. `of_plain`: the time, of the run's plain one.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from baton.device.nvidia_libraries import ENVIRONMENT
-from bench.case_output import show
-from bench.precision import Precision
-from bench.shapes import SHAPES
+from baton.model_spec.layout import CacheGroup, Layout, key_value_planes
+from bench.options import numbers, program_parser, show
+from bench.shapes import SHAPES, Precision
 
 if TYPE_CHECKING:
-    from baton.engine.kernels.gpu.attention.items import AttentionTuning
+    from baton.engine.kernels.gpu.attention.items import AttentionTuning, Heads, Items, SplitPolicy
 
 _RUNS = "1x1024,8x1024,64x1024,256x1024,32x8192"
+_ROWS_RUNS = "1x1024,8x1024,32x1024,64x1024,1x8192,8x8192,32x8192,64x8192"
 _BLOCK_TOKENS = 64
 # So that a few rows' keys and values are read from memory, not from the GPU's cache.
 _LAYERS = 8
+# Of a GPU that is not there.
+_MULTIPROCESSORS = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.decode.attention",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
+    arguments = _parser().parse_args()
+    for shape in arguments.shapes.split(","):
+        for kv_dtype in arguments.kv_dtype.split(","):
+            precision = Precision(arguments.dtype, kv_dtype=kv_dtype)
+            for text in (arguments.runs or (_ROWS_RUNS if arguments.rows else _RUNS)).split(","):
+                sequences, context = map(int, text.split("x"))
+                for found in _measured(arguments, shape, precision, sequences, context):
+                    show(found, arguments.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = program_parser("decode", __doc__, "attention")
+    parser.add_argument("--shapes", default="llama-3.1-8b", metavar="NAME,NAME", help="of bench/shapes.py")
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--kv-dtype", default="auto,fp8", help="of auto, fp8")
-    parser.add_argument("--runs", default=_RUNS)
-    parser.add_argument("--programs", help="programs for each multiprocessor, such as 1,2,4")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    several = [None] if arguments.programs is None else [int(n) for n in arguments.programs.split(",")]
-    os.environ.update(ENVIRONMENT)  # as an engine is started; torch is imported later
-    for text in arguments.runs.split(","):
-        rows, context = map(int, text.split("x"))
-        for kv_dtype in arguments.kv_dtype.split(","):
-            for programs in several:
-                precision = Precision(arguments.dtype, kv_dtype=kv_dtype)
-                bench = Bench(arguments.shape, precision, rows, context, "cuda", programs)
-                for found in bench.measure():
-                    show(found, arguments.json)
+    parser.add_argument("--runs", metavar="NxT,NxT", help="sequences x tokens of context")
+    parser.add_argument("--programs", type=numbers, help="programs for each multiprocessor, such as 1,2,4")
+    parser.add_argument("--rows", type=numbers, help="instead: rows a sequence, 1 to 8")
+    parser.add_argument("--exact", action="store_true", help="with --rows: also an item for each row")
+    parser.add_argument("--tunings", action="store_true", help="with --rows: also every tuning")
+    parser.add_argument("--json", action="store_true", help="one object a line")
+    return parser
+
+
+def _measured(
+    arguments: argparse.Namespace, shape: str, precision: Precision, sequences: int, context: int
+) -> Iterator[dict[str, Any]]:
+    """The lines of one run."""
+    if arguments.rows:
+        run = RowsRun(shape, precision, sequences, context, "cuda")
+        yield from run.measure(arguments.rows, exact=arguments.exact, tunings=arguments.tunings)
+        return
+    for programs in arguments.programs or [None]:
+        yield from PlainRun(shape, precision, sequences, context, "cuda", programs).measure()
 
 
 def tunings() -> list[AttentionTuning]:
@@ -63,7 +83,7 @@ def tunings() -> list[AttentionTuning]:
     return [*found, *(AttentionTuning(4, stages, 128) for stages in (2, 3))]
 
 
-class Bench:
+class PlainRun:
     """One run's tensors, of random numbers; blocks dealt out shuffled."""
 
     def __init__(
@@ -74,6 +94,7 @@ class Bench:
         context: int,
         device: str,
         programs: int | None = None,
+        layers: int = _LAYERS,
     ) -> None:
         """`programs`: as many for each multiprocessor, at least; None: as a worker cuts rows."""
         import torch
@@ -81,10 +102,10 @@ class Bench:
         from baton.engine.decode.gpu_pass import DecodePass, PassOptions
         from baton.engine.kernels.gpu.attention.items import SplitPolicy
         from baton.engine.memory.kv_cache import KVCache
-        from bench.random_model import random_model, randomize
+        from bench.engine_driver import random_model, randomize
         from bench.shapes import Shape
 
-        small = {"num_hidden_layers": _LAYERS, "vocab_size": 512, "intermediate_size": 256, "eos_token_id": 0}
+        small = {"num_hidden_layers": layers, "vocab_size": 512, "intermediate_size": 256, "eos_token_id": 0}
         reduced = Shape({**SHAPES[shape].config, **small})
         model = random_model(reduced, precision, context, _BLOCK_TOKENS, device)
         self.rows = rows
@@ -110,6 +131,8 @@ class Bench:
 
     def measure(self) -> list[dict[str, Any]]:
         """A line for each tuning, the chosen one first."""
+        from bench.decode.timing import microseconds
+
         found = []
         for tuning in (None, *tunings()):
             self._pass.options = replace(self._pass.options, attention=tuning)
@@ -141,22 +164,179 @@ class Bench:
         inputs, policy = self._pass.inputs, self._pass.policy(self.rows)
         for items, heads in zip(inputs.items, self._pass.heads, strict=True):
             plan_items[(1,)](
-                control, inputs.slot, inputs.position, items.count, items.items, heads.seen,
+                control, inputs.slot, inputs.position, inputs.position, items.count, items.items, heads.seen,
                 policy.wanted, policy.shortest, policy.wave,
-                ROWS_POWER=triton.next_power_of_2(self.rows), TILE=TILE, FIXED=0,
+                ROWS_POWER=triton.next_power_of_2(self.rows), TILE=TILE, FIXED=0, PER_ITEM=1,
             )  # fmt: skip
 
 
-def microseconds(launch: Callable[[], None], device: str) -> float:
-    """Duration of one launch: the median of a graph's replays; on a CPU it runs once."""
-    if device == "cuda":
-        from baton.engine.tuning.measurement import graph_us
+class RowsRun:
+    """One run's caches, of random numbers; blocks dealt out shuffled."""
 
-        return graph_us(launch)
-    begun = time.perf_counter()
-    launch()
-    return (time.perf_counter() - begun) * 1e6
+    def __init__(
+        self,
+        shape: str,
+        precision: Precision,
+        sequences: int,
+        context: int,
+        device: str,
+        layers: int = _LAYERS,
+    ) -> None:
+        import torch
+
+        from baton.engine.memory.kv_cache import KVCache
+        from bench.engine_driver import randomize
+
+        config = SHAPES[shape].config
+        kv_heads, dim = config["num_key_value_heads"], config["head_dim"]
+        self.heads = _heads(config["num_attention_heads"], kv_heads, dim)
+        self.case = {
+            "shape": shape, "kv_dtype": precision.kv_dtype, "sequences": sequences, "context": context
+        }  # fmt: skip
+        self.sequences, self.context, self.device, self.layers = sequences, context, device, layers
+        self.dtype = getattr(torch, precision.torch_dtype)
+        width = -(-context // _BLOCK_TOKENS)
+        planes = key_value_planes(precision.cache_dtype, kv_heads, dim)
+        layout = Layout((CacheGroup(tuple(range(layers)), planes, _BLOCK_TOKENS),))
+        cache = KVCache(layout, 1 + sequences * width, torch.device(device))
+        randomize(cache)
+        self.cache, self.scales = cache.groups[0], cache.scales[0]
+        self.table = (1 + torch.randperm(sequences * width)).view(sequences, width).int().to(device)
+        self.multiprocessors = (
+            torch.cuda.get_device_properties(0).multi_processor_count
+            if device == "cuda"
+            else _MULTIPROCESSORS
+        )
+
+    def measure(
+        self, several: list[int], *, exact: bool = False, tunings: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """A line for each kernel, number of rows and tuning, the plain one first."""
+        from triton.runtime.errors import OutOfResources
+
+        plain = 0.0
+        for rows, kernel, per_item, tuning in self._launches(several, exact, tunings):
+            try:
+                us = self._microseconds(rows, kernel, per_item, tuning)
+            except OutOfResources:  # more shared memory or registers than this GPU has
+                continue
+            plain = plain or us
+            by = {} if tuning is None else asdict(tuning)
+            yield self.case | {
+                "kernel": kernel, "rows": rows, "per_item": per_item, **by, "us": round(us, 2),
+                "of_plain": round(us / plain, 3),
+            }  # fmt: skip
+
+    def _launches(
+        self, several: list[int], exact: bool, tunings: bool
+    ) -> Iterator[tuple[int, str, int, AttentionTuning | None]]:
+        """(rows a sequence, kernel, rows an item, tuning; None: the worker's) of each line."""
+        from baton.engine.kernels.gpu.attention.items import rows_per_item
+
+        yield 1, "plain", 1, None
+        for rows in several:
+            yield rows, "rows", rows_per_item(self.heads, rows), None
+            if exact:
+                yield rows, "single", 1, None
+            if tunings:
+                for per_item in (2, 4, 8) if rows > 1 else ():
+                    yield from ((rows, "rows", per_item, tuning) for tuning in all_tunings())
+
+    def _microseconds(self, rows: int, kernel: str, per_item: int, tuning: AttentionTuning | None) -> float:
+        """Duration of a layer."""
+        from baton.engine.kernels.gpu.attention.items import AttentionTuning, SplitPolicy
+        from bench.decode.timing import microseconds
+
+        quantised, slots, count = self.scales is not None, self.sequences, self.multiprocessors
+        if tuning is None and kernel == "rows":
+            tuning = AttentionTuning.of_slots(self.heads, slots, per_item, count, quantised)
+        elif tuning is None:
+            tuning = AttentionTuning.of(self.heads, slots * rows, count, quantised)
+        entries = slots * rows if kernel == "single" else slots
+        policy = SplitPolicy.filling(count, self.heads.kv_heads, entries, tuning.resident, quantised)
+        inputs = RowInputs(self, rows)
+        items = inputs.plan(policy, per_item)
+        launch = partial(inputs.launch, items, tuning, writes=kernel != "plain")
+        return microseconds(launch, self.device) / self.layers
 
 
-if __name__ == "__main__":
-    main()
+class RowInputs:
+    """The rows of a step of a run, so many a sequence, and its launches."""
+
+    def __init__(self, run: RowsRun, rows: int) -> None:
+        import torch
+
+        heads, device = run.heads, run.device
+        depth = torch.arange(rows, dtype=torch.int32).repeat(run.sequences)
+        self.run, self.count = run, len(depth)
+        self.depth = depth.to(device)
+        self.position = (run.context - rows + depth).to(device)
+        self.slot = torch.arange(run.sequences, dtype=torch.int32).repeat_interleave(rows).to(device)
+        self.total = torch.tensor([self.count], device=device)
+        self.wanted = 0
+        width = (heads.heads + 2 * heads.kv_heads) * heads.dim
+        self.qkv = torch.randn(self.count, width, dtype=run.dtype, device=device)
+        self.out = torch.empty(self.count, heads.heads * heads.dim, dtype=run.dtype, device=device)
+        angles = torch.rand(self.count, heads.dim // 2, device=device) * 6
+        self.rotary = angles.cos(), angles.sin()
+
+    def plan(self, policy: SplitPolicy, per_item: int) -> Items:
+        """The list of items, as a step plans it."""
+        import torch
+        import triton
+
+        from baton.engine.kernels.gpu.attention.items import TILE, Items
+        from baton.engine.kernels.gpu.step.plan_items import plan_items
+        from baton.engine.kernels.gpu.step.step_kernels import CONTROL_WORDS, ROWS
+
+        heads, device = self.run.heads, torch.device(self.run.device)
+        self.wanted = policy.wanted
+        most = policy.most_items(self.count, 0)
+        items = Items(self.count, most, heads.heads, heads.kv_heads, heads.dim, device, per_item)
+        control = torch.zeros(CONTROL_WORDS, dtype=torch.int64, device=device)
+        control[ROWS.value] = self.count
+        plan_items[(1,)](
+            control, self.slot, self.position, self.depth, items.count, items.items, heads.seen,
+            policy.wanted, policy.shortest, policy.wave,
+            ROWS_POWER=triton.next_power_of_2(self.count), TILE=TILE, FIXED=0, PER_ITEM=per_item,
+        )  # fmt: skip
+        return items
+
+    def launch(self, items: Items, tuning: AttentionTuning, *, writes: bool) -> None:
+        """All layers' attention; `writes`: after a kernel that writes keys and values."""
+        from baton.engine.kernels.gpu.attention.items import AttentionTuning
+        from baton.engine.kernels.gpu.attention.slot_attention import slot_attention
+        from baton.engine.kernels.gpu.attention.split_attention import split_attention
+        from baton.engine.kernels.gpu.attention.write_kv import write_kv
+
+        run = self.run
+        attend = split_attention
+        if items.rows_per_item > 1:
+            attend = partial(slot_attention, programs=run.sequences + self.wanted)
+        for layer in range(run.layers):
+            if writes:
+                one_warp = items.rows_per_item > 1  # as steps of mode fast have it
+                write_kv(
+                    self.qkv, run.cache, layer, run.table, self.rotary, self.total, self.slot, self.position,
+                    run.heads, tuning=AttentionTuning(1) if one_warp else tuning, kv_scales=run.scales,
+                )  # fmt: skip
+            attend(
+                self.out, self.qkv, run.cache, layer, run.table, self.rotary, items, run.heads,
+                tuning=tuning, kv_scales=run.scales,
+            )  # fmt: skip
+
+
+def all_tunings() -> list[AttentionTuning]:
+    """All tunings that `--tunings` measures."""
+    from baton.engine.kernels.gpu.attention.items import AttentionTuning
+
+    return [
+        *(AttentionTuning(warps, stages) for warps in (2, 4, 8) for stages in (2, 3)),
+        AttentionTuning(4, 2, 128),
+    ]
+
+
+def _heads(heads: int, kv_heads: int, dim: int) -> Heads:
+    from baton.engine.kernels.gpu.attention.items import Heads
+
+    return Heads(heads, kv_heads, dim, dim**-0.5, 1e-5)

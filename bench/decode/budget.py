@@ -1,5 +1,5 @@
-"""Where a step's time goes: each part alone, as a graph over all layers, so that weights are not in the
-cache.
+"""Measures where a step's time goes: each part alone, as a graph over all layers, so that weights are not in
+the cache.
 
 products      with their norms and epilogues, all layers; `head` once
 attention     all layers, over the batch's own contexts
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bench.decode.case import Case
+from bench.case import DecodeCase
 from bench.decode.engine import DecodeEngine
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ Launch = Callable[[], None]
 _OTHERS = ("attention", "front")
 
 
-def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
+def launches(engine: DecodeEngine, case: DecodeCase) -> dict[str, Launch]:
     """Each part of a step that can be repeated without side effects, over the rows of the last step that ran.
 
     For a loop that has drained and whose slots are still active. They write to buffers of the pass, and to
@@ -71,7 +71,9 @@ def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
     }
 
 
-def measure(engine: DecodeEngine, case: Case, microseconds: Callable[[Launch], float]) -> dict[str, float]:
+def measure(
+    engine: DecodeEngine, case: DecodeCase, microseconds: Callable[[Launch], float]
+) -> dict[str, float]:
     """Microseconds of each part; `microseconds` times one part, as `graph_us` does."""
     return {name: microseconds(launch) for name, launch in launches(engine, case).items()}
 

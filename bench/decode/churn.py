@@ -2,42 +2,32 @@
 
 A turn is that of a worker's engine: reserve a slot and some of the blocks, scatter, commit, cancel, free
 slots whose end the front has read, allocate blocks, enqueue a step. Tickets, slots, allocation and admissions
-are `services.worker.engine.decode.reservations`; of a link only its bytes are simulated. They are scattered
-
-staged   from a window on the GPU by a link's own kernel, as with a GPU-to-GPU transport within a host; or
-pinned   from pinned memory to the reserved blocks by copies on a stream of their own, as `HostBlocks` swaps
-in a
-         sequence and as with a transport through staging on this machine. Two blocks are in flight at a time,
-         since small copies of admissions are queued behind them; or
-pieces   by `DecodeSide.scatter`, at most 8 pieces of 1 MiB per turn, as with gRPC links.
+are a worker's own; of a link only its bytes are simulated, which are scattered from a window on the GPU by a
+link's own kernel, as with a GPU-to-GPU transport within a host.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bench.decode.case import SAMPLINGS, Case
-from bench.decode.churn_plan import Join, StepTime, joins, mean_age, mean_steps, standing
+from bench.case import SAMPLINGS, DecodeCase
+from bench.decode.churn_plan import Due, Join, StepTime, joins, mean_age, mean_steps, standing
 from bench.decode.clocks import figures
 from bench.decode.engine import DEADLINE_S, DecodeEngine, Key, first_logprobs
-from bench.decode.scatter import PiecesScatter, PinnedScatter, Scatter, StagedScatter
 from bench.engine_driver import decode_step
 from services.common.engine.attempt_key import AttemptKey
 
 if TYPE_CHECKING:
+    from baton.device.link_device import LinkDevice
+    from baton.engine.memory.blocks import BlockTables
     from baton.v1.decode_pb2 import TicketBody
     from baton.v1.transfer_pb2 import CommitRecord
     from services.worker.engine.decode.side import DecodeSide
 
-SCATTERS: dict[str, Callable[[DecodeEngine, DecodeSide, int], Scatter]] = {
-    "staged": StagedScatter,
-    "pinned": PinnedScatter,
-    "pieces": PiecesScatter,
-}
 _ROUTER = bytes(16)
 _SEED = 1
 _TTL_MS = 600_000
@@ -76,7 +66,9 @@ class _Running:
 class Churn:
     """Runs sequences on an engine of its own; all calls from one thread."""
 
-    def __init__(self, engine: DecodeEngine, case: Case, scatter: str) -> None:
+    def __init__(self, engine: DecodeEngine, case: DecodeCase, device: LinkDevice | None = None) -> None:
+        """`device`: that KV is scattered on; None: the engine's GPU."""
+        from baton.engine.memory.host_blocks import HostBlocks
         from baton.v1.types_pb2 import WorkerIdentity
         from kvtransfer.protocol.ticket import TicketSigner
         from services.worker.engine.decode.reserved_slots import ReservedBlockSink
@@ -96,11 +88,11 @@ class Churn:
             identity=WorkerIdentity(name="bench", incarnation=bytes(16), rank_count=1),
             signer=TicketSigner(bytes(32)),
             emit=lambda event: None,
-            host_kv_bytes=0,
+            host=HostBlocks(engine.model.cache, 0),
             reserve_output_tokens=RESERVED_OUTPUT,
             prefix_cache=None,
         )
-        self._scatter = SCATTERS[scatter](engine, self.decode, case.context)
+        self._scatter = StagedScatter(engine, self.decode, device)
         self._late: deque[Join] = deque()
         self._arriving: deque[tuple[Join, TicketBody]] = deque()
         self._running: dict[Key, _Running] = {}
@@ -202,9 +194,11 @@ class Churn:
                 self.counts.cancels += 1
 
 
-def run(engine: DecodeEngine, case: Case, seconds: float, scatter: str) -> dict[str, Any]:
+def run(
+    engine: DecodeEngine, case: DecodeCase, seconds: float, device: LinkDevice | None = None
+) -> dict[str, Any]:
     """Joins at the rate that keeps `batch` rows busy on average, for `seconds`, once that many run."""
-    churn = Churn(engine, case, scatter)
+    churn = Churn(engine, case, device)
     churn.fill(standing(_SEED, case.batch))
     rate = case.batch / mean_steps()
     pace = 1 / _step_seconds(churn, engine)
@@ -236,7 +230,6 @@ def run(engine: DecodeEngine, case: Case, seconds: float, scatter: str) -> dict[
         "most_waiting": counts.most_waiting,
         "block_grants": seen.grown,
         "stalled_rows": seen.held,
-        "scatter": scatter,
         "scattered_mb_s": round(counts.scattered_bytes / took / 1e6, 3),
     }
 
@@ -260,23 +253,82 @@ class _Seen:
         return _Seen(*(b - a for a, b in zip(astuple(before), astuple(self), strict=True)))
 
 
-class Due:
-    """A plan's joins, at their times."""
-
-    def __init__(self, plan: Iterator[Join]) -> None:
-        self._plan = plan
-        self._next = next(plan)
-
-    def until(self, at: float) -> Iterator[Join]:
-        """The joins that are due since the last call."""
-        while self._next.at <= at:
-            yield self._next
-            self._next = next(self._plan)
-
-
 def _step_seconds(churn: Churn, engine: DecodeEngine) -> float:
     """The initial step time."""
     first, begun = engine.loop.ring.steps, time.monotonic()
     while engine.loop.ring.steps < first + _TIMED_STEPS:
         churn.turn()
     return (time.monotonic() - begun) / (engine.loop.ring.steps - first)
+
+
+class StagedScatter:
+    """Moves the KV of whole prompts into their blocks, like the receiving end of a link between GPUs of a
+    host: a staging window on the GPU and the link's kernel, which verifies the checksum as it scatters. The
+    bytes are there from the beginning, since a sender's writes would use none of this GPU's multiprocessors,
+    unlike a copy within it."""
+
+    def __init__(self, engine: DecodeEngine, decode: DecodeSide, device: LinkDevice | None) -> None:
+        """`device`: None: the engine's GPU."""
+        from baton.device.cuda_link_device import CudaLinkDevice
+        from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+        from kvtransfer.device.mover import warm
+        from kvtransfer.device.piece_memory import PieceMemory
+        from kvtransfer.device.scatter import DeviceScatter
+
+        device = device or CudaLinkDevice(engine.decoder.device)
+        blocks = DeviceBlocks(device, engine.model.cache.ranks[0].storage)
+        if engine.decoder.device.type == "cuda":
+            warm(blocks)
+        sink = DeviceSink(blocks, decode.sink.place, steps_run=lambda: True)
+        self._decode = decode
+        self._block_bytes = blocks.block_bytes
+        self._piece_bytes = sink.piece_bytes
+        self._window = PieceMemory(device, sink.window_pieces, sink.piece_bytes)
+        self._scatter = DeviceScatter(sink, self._window)
+        self._free = list(range(sink.window_pieces))
+        self._waiting: deque[tuple[int, int, int, int]] = deque()  # transfer, group, first ordinal, blocks
+        self._left: Counter[int] = Counter()
+        self._begun = 0
+
+    def begin(self, body: TicketBody) -> int:
+        """Begins to fill the ticket's blocks; returns the number of bytes."""
+        total = 0
+        for group, (blocks, size) in enumerate(
+            zip(_blocks(self._decode, body), self._block_bytes, strict=True)
+        ):
+            total += len(blocks) * size
+            most = self._piece_bytes // size
+            for ordinal in range(0, len(blocks), most):
+                count = min(most, len(blocks) - ordinal)
+                self._waiting.append((body.transfer_id, group, ordinal, count))
+                self._left[body.transfer_id] += 1
+        self.step()
+        return total
+
+    def step(self) -> None:
+        """The work of one turn of the loop."""
+        from kvtransfer.protocol.frames import Piece
+
+        for moved in self._scatter.moved(lambda piece: piece.checksum):
+            self._left[moved.piece.transfer] -= 1
+            self._free.append(moved.piece.staging)
+        while self._waiting and self._free:
+            transfer, group, ordinal, blocks = self._waiting.popleft()
+            length, index = blocks * self._block_bytes[group], self._free.pop()
+            self._scatter.begin(Piece(transfer, group, ordinal, 0, length, index, 0), blocks, blocks)
+            self._begun += 1
+        self._scatter.start(self._begun)
+
+    def ended(self, body: TicketBody) -> bool:
+        """True if all bytes are in their blocks."""
+        if self._left[body.transfer_id]:
+            return False
+        del self._left[body.transfer_id]
+        return True
+
+
+def _blocks(decode: DecodeSide, body: TicketBody) -> BlockTables:
+    entry = decode.tickets.find_transfer(body.transfer_id)
+    assert entry is not None, "a ticket lives until its blocks have arrived"
+    tables = zip(entry.reservation.blocks, body.block_counts, strict=True)
+    return tuple(blocks[:count] for blocks, count in tables)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.decode.case import Case, EngineSize
+from bench.case import DecodeCase, EngineSize
 
 SHORTEST, LONGEST, MEAN = 16, 256, 96
 CANCELLED = 0.1
@@ -61,7 +61,7 @@ def slots_for(batch: int) -> int:
     return batch + math.ceil(3 * math.sqrt(batch))
 
 
-def engine_size(cases: list[Case]) -> EngineSize:
+def engine_size(cases: list[DecodeCase]) -> EngineSize:
     """The size of an engine for arriving and ending sequences."""
     return EngineSize(slots_for(max(case.batch for case in cases)), cases[0].context + LONGEST + 1)
 
@@ -89,7 +89,7 @@ class StepTime:
         self._at = 0.0
 
     def at(self, now: float, steps: int) -> float:
-        """How many steps long it has been; never goes back."""
+        """The time so far in steps, which never goes back."""
         self._at += (now - self._last) * self._pace
         self._last = now
         if steps - self._first > _PACED_STEPS:
@@ -108,3 +108,17 @@ def standing(seed: int, batch: int) -> list[Join]:
             left = draw.randrange(1, join.steps + 1)
             found.append(Join(join.number, 0.0, left + 1, None))
     return found
+
+
+class Due:
+    """A plan's joins, at their times."""
+
+    def __init__(self, plan: Iterator[Join]) -> None:
+        self._plan = plan
+        self._next = next(plan)
+
+    def until(self, at: float) -> Iterator[Join]:
+        """The joins that are due since the last call."""
+        while self._next.at <= at:
+            yield self._next
+            self._next = next(self._plan)

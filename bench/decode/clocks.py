@@ -6,10 +6,15 @@ product (where the graph samples), the end of the step, in nanoseconds of one cl
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+    from baton.engine.executor.decode_loop import DecodeLoop
 
 Lines = npt.NDArray[np.int64]
 BEGUN, HEAD_ENDED, ENDED, ROWS = range(4)
@@ -100,11 +105,50 @@ def figures(lines: Lines) -> dict[str, Any]:
     }
 
 
-def step_us(lines: Lines) -> float:
-    """The median duration of a step, in microseconds."""
-    took = np.sort(lines[:, ENDED] - lines[:, BEGUN])
-    return float(took[len(took) // 2]) / 1e3
-
-
 def _microseconds(ordered: npt.NDArray[np.int64], share: float) -> float:
     return round(float(ordered[min(len(ordered) - 1, int(len(ordered) * share))]) / 1e3, 2)
+
+
+class _CopyOnStream:
+    """`Copying` whose end an event tells; without one it has ended."""
+
+    def __init__(self, here: torch.Tensor, event: torch.cuda.Event | None) -> None:
+        self._here = here
+        self._event = event
+
+    def ended(self) -> Lines | None:
+        if self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]
+            return None
+        lines: Lines = self._here.numpy().copy()
+        return lines
+
+
+class GpuClocks:
+    """`ClockSource` over `GraphStep.clocks`; on a CPU, where the interpreter writes them, a plain copy."""
+
+    def __init__(self, clocks: torch.Tensor) -> None:
+        import torch
+
+        self.count = clocks.shape[0]
+        self._clocks = clocks
+        on_gpu = clocks.device.type == "cuda"
+        self._here = torch.empty(clocks.shape, dtype=clocks.dtype, pin_memory=on_gpu)
+        self._stream = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def copy(self) -> _CopyOnStream:
+        import torch
+
+        if self._stream is None:
+            self._here.copy_(self._clocks)
+            return _CopyOnStream(self._here, None)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            self._here.copy_(self._clocks, non_blocking=True)
+            event.record(self._stream)
+        return _CopyOnStream(self._here, event)
+
+
+def clock_source(loop: DecodeLoop) -> ClockSource | None:
+    """The source; None for the loop in plain torch, which has no clocks."""
+    step = getattr(loop, "step_state", None)
+    return None if step is None else GpuClocks(step.clocks)

@@ -12,14 +12,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from baton.engine.plan.decode_rows import rows_to_mix
-from bench.decode.case import SPARE, Case, EngineSize
+from bench.case import SPARE, DecodeCase, EngineSize
 from bench.decode.engine import DecodeEngine
 from bench.engine_driver import decode_step
 
 if TYPE_CHECKING:
     import torch
 
-    from baton.engine.forward.layer_program import JoinedRows
+    from baton.engine.forward.joined_rows import JoinedRows
     from baton.engine.prefill.gpu_pass import PrefillPass
 
 # Steps of each kind: beforehand, and measured.
@@ -31,7 +31,8 @@ _MOST_S, _POLL_S = 5.0, 0.0002
 class MixedSteps:
     """An engine's prefill pass that decode steps may join."""
 
-    def __init__(self, engine: DecodeEngine, most_rows: int) -> None:
+    def __init__(self, engine: DecodeEngine, most_rows: int, warm: int = _WARM, count: int = _COUNT) -> None:
+        """`warm`, `count`: steps of each kind beforehand, and measured."""
         import torch
 
         from baton.device.cuda_stream import compute_stream
@@ -39,9 +40,11 @@ class MixedSteps:
         from baton.engine.prefill.gpu_pass import PrefillPass
 
         self._engine, model = engine, engine.decoder
+        self._warm, self._steps = warm, warm + count
         rule = library_rule(model, most_rows)
         joined = tuple(engine.loop.mixed.values())
-        self._pass: PrefillPass = PrefillPass(model, engine.model.cache, most_rows, rule, joined=joined)
+        cache = engine.model.cache.ranks[0]
+        self._pass: PrefillPass = PrefillPass(model, cache, most_rows, rule, joined=joined)
         self._pass.warm()
         self._pass.measure_products()
         begun, free = time.perf_counter(), _free_bytes(model.device)
@@ -53,7 +56,7 @@ class MixedSteps:
         self.uncaptured = self._pass.uncaptured
         self._stream = engine.loop.stream or compute_stream(model.device)
 
-    def run(self, case: Case, rows: Sequence[int]) -> dict[str, Any]:
+    def run(self, case: DecodeCase, rows: Sequence[int]) -> dict[str, Any]:
         """Milliseconds of steps with a batch of `case.batch` sequences, for each number of prompt rows. The
         batch ends with it."""
         engine = self._engine
@@ -82,7 +85,7 @@ class MixedSteps:
         tokens = random_tokens(model.config.vocab_size, rows)
         step = PrefillStep.on_scratch(model.layout, 0, tokens)
         took = []
-        for _ in range(_WARM + _COUNT):
+        for _ in range(self._steps):
             self._read()
             joined = self._joined() if joins else None
             with self._stream.activate():
@@ -92,7 +95,7 @@ class MixedSteps:
                 end = self._stream.record_event()
             self._await(end)
             took.append(end.seconds_since(begun))
-        return round(1e3 * median(took[_WARM:]), 3)
+        return round(1e3 * median(took[self._warm :]), 3)
 
     def _joined(self) -> JoinedRows:
         loop = self._engine.loop
@@ -105,7 +108,7 @@ class MixedSteps:
 
     def _decode_ms(self) -> float:
         took = []
-        for _ in range(_WARM + _COUNT):
+        for _ in range(self._steps):
             self._read()
             with self._stream.activate():
                 begun = self._stream.record_event()
@@ -114,7 +117,7 @@ class MixedSteps:
                 end = self._stream.record_event()
             self._await(end)
             took.append(end.seconds_since(begun))
-        return round(1e3 * median(took[_WARM:]), 3)
+        return round(1e3 * median(took[self._warm :]), 3)
 
     def _read(self) -> None:
         """Waits until nothing is enqueued; the front reads the ring meanwhile."""
@@ -129,27 +132,33 @@ class MixedSteps:
             time.sleep(_POLL_S)
 
 
-def _output(case: Case, rows: Sequence[int]) -> int:
+def _output(case: DecodeCase, rows: Sequence[int]) -> int:
     """Tokens that a sequence must be able to decode: while the batch is admitted, and in what is measured."""
     return 2 * case.batch + (2 + len(rows)) * (_WARM + _COUNT)
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Of the device's memory; 0 on a CPU."""
+    """Free bytes of the device's memory; 0 on a CPU."""
     import torch
 
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
-def engine_size(cases: Sequence[Case], rows: Sequence[int]) -> EngineSize:
-    """For all cases, one after the other."""
+def engine_size(cases: Sequence[DecodeCase], rows: Sequence[int]) -> EngineSize:
+    """The size for all cases, one after the other."""
     output = max(_output(case, rows) for case in cases)
     return EngineSize(max(case.batch for case in cases), cases[0].context + output + SPARE + 1)
 
 
-def run(engine: DecodeEngine, cases: Sequence[Case], rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Each case's figures, in their order."""
-    steps = MixedSteps(engine, max(rows))
+def run(
+    engine: DecodeEngine,
+    cases: Sequence[DecodeCase],
+    rows: Sequence[int],
+    warm: int = _WARM,
+    count: int = _COUNT,
+) -> list[dict[str, Any]]:
+    """Each case's figures, in their order. `warm`, `count`: see `MixedSteps`, no more than the defaults."""
+    steps = MixedSteps(engine, max(rows), warm, count)
     start = {
         "capture_s": round(steps.capture_s, 1),
         "capture_mb": round(steps.capture_mb),

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.decode.case import FIRST, LAST, SPARE, Case
+from bench.case import FIRST, LAST, SPARE, DecodeCase
 from bench.decode.clocks import ROWS, Lines, figures
 from bench.decode.engine import DecodeEngine
+
+if TYPE_CHECKING:
+    from baton.engine.shared_memory.slot_progress import Progress
 
 # Steps after the first full one that are left out of a window of seconds.
 _WARM = 32
 _LAST_STEPS = 7
 
 
-def run_tokens(engine: DecodeEngine, case: Case) -> dict[str, Any]:
+def run_tokens(engine: DecodeEngine, case: DecodeCase) -> dict[str, Any]:
     """Step time over output tokens `FIRST` to `LAST`, at a mean context of `context` + 96."""
     reader = engine.clocks()
     before = engine.loop.tokens_decoded
@@ -37,7 +40,7 @@ def run_tokens(engine: DecodeEngine, case: Case) -> dict[str, Any]:
 
 
 def run_seconds(
-    engine: DecodeEngine, case: Case, seconds: float, at_end: Callable[[], None] | None = None
+    engine: DecodeEngine, case: DecodeCase, seconds: float, at_end: Callable[[], None] | None = None
 ) -> dict[str, Any]:
     """One batch for the whole window: no sequence ends in it; contexts grow from `context` on.
 
@@ -70,7 +73,65 @@ def run_seconds(
     return {**found, "last_ms": figures(lines[: last - reader.first][-_LAST_STEPS:]).get("tpot_ms")}
 
 
-def _figures(case: Case, lines: Lines, mean_output: float, read_bytes_s: float) -> dict[str, Any]:
+def run_drafts(engine: DecodeEngine, case: DecodeCase, count: int = LAST + SPARE) -> dict[str, Any]:
+    """Steps of `rows_per_slot` rows a sequence, all but one of drafts: `count` of them, without the first
+    `FIRST`. Raises ValueError where there is no graph of so many rows."""
+    if engine.oracle is not None:
+        engine.oracle.accept(case.accept)
+    until = engine.ended_steps + count
+    lines, ended = _with_drafts(engine, case, lambda: engine.ended_steps >= until)
+    if lines is None:
+        return {}
+    rows = case.batch * case.rows_per_slot
+    full = lines[lines[:, ROWS] == rows][FIRST:]
+    return {"rows": rows, "steps": len(full), **_by_token(figures(full), ended)}
+
+
+def run_text(engine: DecodeEngine, case: DecodeCase, output: int = LAST + SPARE) -> dict[str, Any]:
+    """Steps that draw text which repeats itself, with the drafts that a lookup finds, until a sequence has
+    `output` more tokens on average; without the first `FIRST` steps. Raises as `run_drafts` does."""
+    wanted = engine.loop.tokens_decoded + case.batch * output
+    lines, ended = _with_drafts(engine, case, lambda: engine.loop.tokens_decoded >= wanted)
+    if lines is None:
+        return {}
+    drafts, steps = sum(one.drafts for one in ended), sum(one.steps for one in ended)
+    return {
+        **_by_token(figures(lines[FIRST:]), ended),
+        "drafts_a_step": round(drafts / steps, 3),
+        "accepted": round(sum(one.accepted for one in ended) / max(drafts, 1), 3),
+    }
+
+
+def _with_drafts(
+    engine: DecodeEngine, case: DecodeCase, done: Callable[[], bool]
+) -> tuple[Lines | None, list[Progress]]:
+    """Runs steps with as many rows as the case's sequences have → the steps' lines, and what became of each
+    sequence's drafts."""
+    steps, rows = engine.loop.steps, case.batch * case.rows_per_slot
+    drafts = case.rows_per_slot > 1
+    if drafts and rows not in engine.draft_batches:
+        raise ValueError(f"of steps with drafts there are those of {engine.draft_batches} rows, not {rows}")
+    steps.draft_batches = (rows,) if drafts else ()
+    reader = engine.clocks()
+    output = engine.size.tokens - case.context
+    keys = [engine.admit(case, index, output) for index in range(case.batch)]
+    engine.turn_until(done)
+    engine.drain()
+    ended = [engine.loop.progress.progress(*key) for key in keys]
+    engine.empty()
+    steps.draft_batches = ()
+    return engine.lines_of(reader), ended
+
+
+def _by_token(found: dict[str, Any], ended: list[Progress]) -> dict[str, Any]:
+    """Figures with the time of a step, and that of a sequence's token."""
+    tokens = 1 + sum(one.accepted for one in ended) / sum(one.steps for one in ended)
+    step_ms = found.pop("tpot_ms", None)
+    times = {} if step_ms is None else {"step_ms": step_ms, "tpot_ms": round(step_ms / tokens, 4)}
+    return {"tokens_a_step": round(tokens, 3), **found, **times}
+
+
+def _figures(case: DecodeCase, lines: Lines, mean_output: float, read_bytes_s: float) -> dict[str, Any]:
     rows = sorted(set(lines[:, ROWS].tolist()))
     if rows != [case.batch]:
         raise RuntimeError(f"steps of {rows} rows, not of {case.batch}")

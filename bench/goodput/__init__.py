@@ -1,3 +1,3 @@
-"""Goodput of serving arrangements beside one another: arms, workloads, runs, the ideal, table and plot.
-Imports `bench.cluster` and `loadgen`; nothing imports it.
+"""Goodput of serving arrangements beside one another: arms, servers, runs, the ideal, table and plot. Imports
+`loadgen`; nothing imports it.
 """

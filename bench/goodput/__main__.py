@@ -14,7 +14,7 @@ the first gap (from first to second token) and inter-token latencies, in ms and 
 with --protocol grpc also what the router saw of first gaps: until the handoff's report, and from there.
 The table has the rate per GPU at which attainment crosses its goal, interpolated between the rates measured
 on both sides, which it names; DIR has goodput.md, goodput.json, goodput.html with one plot a limit, and each
-run's folder. `python -m bench.goodput.from_runs` makes the table anew, of several commands together or of one
+run's folder. `python -m bench.goodput report` makes the table anew, of several commands together or of one
 that was cut off.
 
     --arm           [NAME=]KIND[ FLAGS]: vllm (one GPU), both, 2both, 1p1d, 2p1d, 1p1both, ...; FLAGS go to
@@ -24,8 +24,8 @@ that was cut off.
     --ideal PROFILE adds, for each arm of Baton, what the same arrivals would get from
                     the step costs of PROFILE (as in `loadgen size`) and no other cost
     --at-once       arms run at the same time as far as there are GPUs for them
-    --slo-headers   requests state --ttft and --tpot, which is one limit then, as theirs. `from_runs` joins
-                    such runs of an arm into one curve a limit
+    --slo-headers   requests state --ttft and --tpot, which is one limit then, as theirs. The part `report`
+                    joins such runs of an arm into one curve a limit
     --overload      last, this rate (of each GPU) is doubled for --overload-seconds, between 20 s of it alone:
                     goodput before and during, time until latencies are normal, refusals
                     (with --slo-headers: a request without limits is not refused early)
@@ -56,19 +56,22 @@ from typing import Any
 
 from baton.perf_model.profile import ProfileError, read_profile
 from baton.perf_model.step_costs import StepCosts
-from bench.goodput.arms import KINDS_HELP, Arm, parse_arm
-from bench.goodput.from_runs import write_arms
-from bench.goodput.gpu_clocks import clocks_between, gpu_samples
-from bench.goodput.gpus import GpuPool, visible_gpus
-from bench.goodput.overload import Overload, overload
-from bench.goodput.report import Comparison, Curve, curves_of
-from bench.goodput.runs import Limits, Load, judged, measure, numbers
-from bench.goodput.server_times import server_times
-from bench.goodput.servers import NotServedError, Setup, Target, serve
-from bench.goodput.streams import stream_figures
-from bench.goodput.workloads import WORKLOADS, Workload
-from bench.machine import Usage
-from bench.shapes import SHAPES
+from bench.goodput.arms import KINDS_HELP, WORKLOADS, Arm, Workload, parse_arm
+from bench.goodput.observed import server_times, stream_figures
+from bench.goodput.report import Comparison, Curve, curves_of, write_arms
+from bench.goodput.runs import Limits, Load, Overload, judged, measure, numbers, overload
+from bench.goodput.servers import (
+    GpuPool,
+    NotServedError,
+    Setup,
+    Target,
+    clocks_between,
+    gpu_samples,
+    serve,
+    visible_gpus,
+)
+from bench.options import add_shape_option, program_parser, run_program
+from bench.processes import Usage
 from loadgen.analysis import run_folder
 from loadgen.analysis.run_folder import Run
 from loadgen.common.server_samples import read_samples
@@ -83,7 +86,7 @@ _SEED_STEP = 1000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured of every arm; rates are per GPU."""
+    """The measurements of every arm; rates are per GPU."""
 
     workload: Workload
     rates: tuple[float, ...]
@@ -130,11 +133,7 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.goodput",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = program_parser("goodput", __doc__)
     parser.add_argument("--arm", action="append", required=True, type=_arm, help=KINDS_HELP)
     parser.add_argument("--workload", default="1k-256", choices=sorted(WORKLOADS))
     parser.add_argument("--rates", required=True, type=numbers, help="requests a second and GPU")
@@ -146,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ideal", metavar="PROFILE", help="file, or name of a shipped profile")
     parser.add_argument("--at-once", action="store_true", help="several arms at the same time")
     parser.add_argument("--slo-headers", action="store_true", help="requests state --ttft and --tpot")
-    parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
+    add_shape_option(parser)
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--gpus", type=int, help="how many to use (default: all; on a CPU 1)")
@@ -293,4 +292,4 @@ def _say(words: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program("goodput", main)

@@ -1,4 +1,5 @@
-"""The arrangements that are compared, each of some GPUs."""
+"""The arms that are compared: arrangements of workers, each of some GPUs, and what the clients ask them
+for."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ _BOTH = re.compile(r"(\d*)both")
 KINDS_HELP = (
     "vllm, vllm@URL, both, Nboth such as 2both, NpMd such as 1p1d, NpMboth (conditional disaggregation)"
 )
+
+_TURNS, _SYSTEM, _MESSAGE, _ANSWER = 5, 1024, 128, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Arm:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it takes."""
+        """Number of GPUs that the arm takes."""
         return 1 if self.kind == "vllm" else self.prefill + self.decode + self.both
 
     @property
@@ -60,3 +63,40 @@ def parse_arm(text: str) -> Arm:
     if (found := _BOTH.fullmatch(kind)) and found[1] != "0":
         return Arm(name, "baton", both=int(found[1] or 1), flags=flags)
     raise ValueError(f"{kind!r} is no arm: {KINDS_HELP}")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`flags`: those of `loadgen run`. `tokens`: the longest sequence. `requests`: of each arrival, the turns
+    of a conversation."""
+
+    name: str
+    flags: tuple[str, ...]
+    tokens: int
+    requests: int = 1
+
+
+def _lengths(prompt: int, output: int) -> tuple[str, ...]:
+    return ("--input-len", str(prompt), "--output-len", str(output))
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("1k-256", _lengths(1024, 256), 1280),
+        Workload("4k-256", _lengths(4096, 256), 4352),
+        Workload("256-512", _lengths(256, 512), 768),
+        # Five turns that share a system prompt; each turn's prompt is the whole conversation so far.
+        Workload(
+            "chat",
+            (
+                *("--dataset", "chat", "--system-len", str(_SYSTEM), "--turns", str(_TURNS)),
+                *("--think-time", "exp:1", *_lengths(_MESSAGE, _ANSWER)),
+            ),
+            _SYSTEM + _TURNS * (_MESSAGE + _ANSWER),
+            _TURNS,
+        ),
+        # For machines without a GPU.
+        Workload("tiny", _lengths(24, 8), 64),
+    )
+}

@@ -1,4 +1,4 @@
-"""Starts and stops the servers of an arm."""
+"""Starts and stops the servers of an arm, on GPUs of its own, whose clocks are written down meanwhile."""
 
 from __future__ import annotations
 
@@ -8,20 +8,26 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from statistics import mean
 
 import httpx
 
-from bench.cluster.baton_up import baton_up, write_model
 from bench.goodput.arms import Arm
-from bench.goodput.word_tokenizer import write_word_tokenizer
+from bench.model_folders import write_random_model, write_word_tokenizer
+from bench.processes import baton_up
 
 MODEL = "random"
 # The longest that a server takes to be ready, and to end.
 _START_S, _STOP_S, _POLL_S = 900.0, 30.0, 0.5
+_NVIDIA_SMI_S = 30.0
+_FIELDS = "timestamp,index,clocks.sm,power.draw,temperature.gpu"
+_WRITTEN = "%Y/%m/%d %H:%M:%S.%f"
 
 
 class NotServedError(Exception):
@@ -30,7 +36,8 @@ class NotServedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a server takes requests. `admin`, `metrics_url`: of Baton's router, else empty."""
+    """The addresses at which a server takes requests. `admin`, `metrics_url`: of Baton's router, else
+    empty."""
 
     url: str
     admin: str = ""
@@ -39,8 +46,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all arms have in common. `vllm`: a Python that has vLLM, or finds it in the folder `vllm_site`;
-    `tokens`: the longest sequence; `protocol`: that Baton is asked by, http or grpc."""
+    """Settings that all arms have in common. `vllm`: a Python that has vLLM, or finds it in the folder
+    `vllm_site`; `tokens`: the longest sequence; `protocol`: that Baton is asked by, http or grpc."""
 
     shape: str
     dtype: str
@@ -62,7 +69,7 @@ async def serve(arm: Arm, setup: Setup, gpus: Sequence[str]) -> AsyncIterator[Ta
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if setup.device == "cuda" else {}
     folder = setup.folder / arm.name
     folder.mkdir(parents=True, exist_ok=True)
-    model = write_model(folder, setup.shape, setup.tokens)
+    model = write_random_model(folder, setup.shape, setup.tokens)
     write_word_tokenizer(model)
     if arm.kind == "vllm":
         async with _vllm(arm, setup, model, visible) as target:
@@ -142,3 +149,77 @@ def _free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; empty without a driver."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [part for part in given.split(",") if part]
+    try:
+        found = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return found.stdout.split()
+
+
+class GpuPool:
+    """Gives each taker GPUs of its own, in the order of asking."""
+
+    def __init__(self, gpus: list[str]) -> None:
+        self._free = list(gpus)
+        self.size = len(gpus)
+        self._changed = asyncio.Condition()
+
+    @contextlib.asynccontextmanager
+    async def take(self, count: int) -> AsyncIterator[list[str]]:
+        """Waits for `count` free GPUs, of those there are."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._free) >= count)
+            taken, self._free = self._free[:count], self._free[count:]
+        try:
+            yield taken
+        finally:
+            async with self._changed:
+                self._free += taken
+                self._changed.notify_all()
+
+
+@contextlib.asynccontextmanager
+async def gpu_samples(path: Path) -> AsyncIterator[None]:
+    """Writes a line for each GPU and second to `path`; none where there is no driver."""
+    command = ["nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits", "--loop=1"]
+    with path.open("wb") as file:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdout=file, stderr=asyncio.subprocess.DEVNULL
+            )
+        except OSError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+
+
+def clocks_between(path: Path, gpus: Sequence[str], begun: datetime, ended: datetime) -> str:
+    """The means of these GPUs between two times, local ones, in words; empty where there is no sample."""
+    found: dict[str, list[tuple[float, ...]]] = {gpu: [] for gpu in gpus}
+    for line in path.read_text().splitlines():
+        written, *fields = [field.strip() for field in line.split(",")]
+        with contextlib.suppress(ValueError):  # a last line may be cut off, a field not be supported
+            gpu, *values = fields
+            if gpu in found and begun <= datetime.strptime(written, _WRITTEN) <= ended and len(values) == 3:
+                found[gpu].append(tuple(map(float, values)))
+    said = []
+    for gpu, samples in found.items():
+        if samples:
+            clock, power, temperature = map(mean, zip(*samples, strict=True))
+            said.append(f"GPU {gpu} {clock:.0f} MHz, {power:.0f} W, {temperature:.0f} °C")
+    return "; ".join(said)

@@ -30,27 +30,30 @@ buffers.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from pathlib import Path
 
-from baton.device.nvidia_libraries import ENVIRONMENT
-from bench.case_output import settings_of, show
-from bench.precision import Precision
-from bench.prefill.case import TIERS, Case, parse_prompts
-from bench.shapes import SHAPES
+from bench.case import TIERS, PrefillCase, parse_prompts
+from bench.options import (
+    add_precision_options,
+    add_shape_option,
+    precision_of,
+    program_parser,
+    run_program,
+    settings_of,
+    show,
+)
 
 # A step's tokens, where none are given.
 _ROWS = 8192
 
 
 def main() -> None:
-    arguments = _parser().parse_args()
-    os.environ.update(ENVIRONMENT)  # as an engine is started; torch is imported later
+    arguments = command_parser().parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if arguments.alone:
-            from bench.prefill.alone import run_alone
+            from bench.prefill.fairness import run_alone
 
             run_alone(arguments, Path(folder))
         elif arguments.fairness:
@@ -61,16 +64,10 @@ def main() -> None:
             run_all(cases_of(arguments), arguments, Path(folder))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.prefill",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
-    parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="of the weights")
-    parser.add_argument("--kv-dtype", default="auto", choices=("auto", "fp8"), help="of the KV cache")
+def command_parser() -> argparse.ArgumentParser:
+    parser = program_parser("prefill", __doc__)
+    add_shape_option(parser)
+    add_precision_options(parser)
     parser.add_argument("--prompts", default="1x1024,1x8192,8x1024,8x8192", type=parse_prompts)
     parser.add_argument(
         "--chunk-tokens",
@@ -99,16 +96,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def cases_of(arguments: argparse.Namespace) -> list[Case]:
+def cases_of(arguments: argparse.Namespace) -> list[PrefillCase]:
     """Every combination of prompts, cached share and tier; without a share there is no tier."""
     shares = [int(share) for share in arguments.cached.split(",")]
     tiers = arguments.tier.split(",")
     if any(tier not in TIERS for tier in tiers) or any(not 0 <= share < 100 for share in shares):
         sys.exit(f"bench.prefill: tiers are {', '.join(TIERS)}, shares 0 to 99")
     return [
-        Case(
+        PrefillCase(
             arguments.shape,
-            Precision(arguments.dtype, arguments.quantization, kv_dtype=arguments.kv_dtype),
+            precision_of(arguments),
             prompts,
             tokens,
             arguments.chunk_tokens or _ROWS,
@@ -121,7 +118,7 @@ def cases_of(arguments: argparse.Namespace) -> list[Case]:
     ]
 
 
-def run_all(cases: list[Case], arguments: argparse.Namespace, folder: Path) -> None:
+def run_all(cases: list[PrefillCase], arguments: argparse.Namespace, folder: Path) -> None:
     """Measures cases of one shape and dtype on one engine, and prints each."""
     import torch
 
@@ -147,4 +144,4 @@ def run_all(cases: list[Case], arguments: argparse.Namespace, folder: Path) -> N
 
 
 if __name__ == "__main__":
-    main()
+    run_program("prefill", main)

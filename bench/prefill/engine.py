@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +25,8 @@ from baton.engine.prefix_cache.host_store import HostBlockStore
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.block_hash import BlockHasher
 from baton.perf_model.prefill_fit import PrefillFit
-from bench.engine_driver import prompt_executor, take
-from bench.prefill.case import BLOCK_TOKENS, Case
-from bench.prefill.kinds import budget
-from bench.random_model import random_model
+from bench.case import BLOCK_TOKENS, PEAK_FLOPS, PrefillCase
+from bench.engine_driver import prompt_executor, random_model, take
 
 if TYPE_CHECKING:
     from baton.engine.model.modules import Model
@@ -55,7 +54,7 @@ class PrefillEngine:
 
     def __init__(
         self,
-        cases: list[Case],
+        cases: list[PrefillCase],
         device: str,
         folder: Path,
         *,
@@ -75,7 +74,7 @@ class PrefillEngine:
         begun = time.perf_counter()
         most = max(case.chunk_tokens for case in cases)
         if make_pass is None:
-            self.prompt_pass = prompt_pass(self.decoder, self.cache, most, exact=exact, graphs=graphs)
+            self.prompt_pass = prompt_pass((self.decoder,), self.cache, most, exact=exact, graphs=graphs)
         else:
             self.prompt_pass = make_pass(self.decoder, self.cache, most)
         self.ready_s = time.perf_counter() - begun
@@ -87,7 +86,7 @@ class PrefillEngine:
         more += f", no graphs: {made.uncaptured}" if made.uncaptured else ""
         print(f"bench.prefill: kernels, plans, graphs ready in {self.ready_s:.1f} s{more}", file=sys.stderr)
 
-    def measure(self, case: Case, repeats: int) -> dict[str, Any]:
+    def measure(self, case: PrefillCase, repeats: int) -> dict[str, Any]:
         """The median run of `repeats`, after one warm-up."""
         on_gpu = self.decoder.device.type == "cuda"
         bench = _CaseRun(self, case)
@@ -103,7 +102,7 @@ class PrefillEngine:
         peaks = {"peak_gb": round(peak / 1e9, 3), "peak_beside_gb": round((peak - held) / 1e9, 3)}
         return figures_of(case, runs[len(runs) // 2]) | peaks
 
-    def profile(self, case: Case) -> dict[str, float]:
+    def profile(self, case: PrefillCase) -> dict[str, float]:
         """Milliseconds by kind of kernel in one run, and of the host's work; empty on a CPU."""
         if self.decoder.device.type != "cuda":
             return {}
@@ -131,7 +130,7 @@ class PrefillEngine:
 class _CaseRun:
     """A loop with pools and prefix cache for one case."""
 
-    def __init__(self, engine: PrefillEngine, case: Case) -> None:
+    def __init__(self, engine: PrefillEngine, case: PrefillCase) -> None:
         self._engine = engine
         self._case = case
         decoder = engine.decoder
@@ -158,12 +157,14 @@ class _CaseRun:
         self._wait_idle()
         sequences = [self._sequence(number) for number in range(self._case.prompts)]
         steps = self._executor.prompts
-        device_s, host_s, ended = steps.device_s, steps.host_s, steps.steps_ended
+        device_s, host_s, ended = steps.times.busy_s, steps.host_s, steps.steps_ended
         begun = time.perf_counter()
         self._compute(sequences)
         took = time.perf_counter() - begun
         found = (self._prefixes.hit_tokens if self._prefixes is not None else 0) - hits
-        return Run(took, steps.device_s - device_s, steps.host_s - host_s, steps.steps_ended - ended, found)
+        return Run(
+            took, steps.times.busy_s - device_s, steps.host_s - host_s, steps.steps_ended - ended, found
+        )
 
     def _compute(self, sequences: list[Sequence]) -> None:
         """Runs prompts to their first tokens."""
@@ -253,10 +254,8 @@ class _CaseRun:
                 raise TimeoutError("the disk does not come to rest")
 
 
-def figures_of(case: Case, run: Run) -> dict[str, Any]:
+def figures_of(case: PrefillCase, run: Run) -> dict[str, Any]:
     """The figures of one run."""
-    from bench.prefill.case import PEAK_FLOPS
-
     peak = PEAK_FLOPS.get(case.precision.torch_dtype)
     on_gpu = torch.cuda.is_available()
     return {
@@ -270,3 +269,31 @@ def figures_of(case: Case, run: Run) -> dict[str, Any]:
         "mfu": round(case.flops / run.s / peak, 3) if peak and on_gpu else None,
         "hit_tokens": run.hit_tokens,
     }
+
+
+_KINDS = (
+    ("attention, paged", r"^_prompt_attention"),
+    ("attention, library", r"cudnn|sdpa|flash|fmha"),
+    ("attention, joined", r"^_absorb|^_join_parts|^_gather_prefix"),
+    ("q, k, v: rotary and cache", r"^_prompt_qkv"),
+    ("norm", r"^_norm"),
+    ("activation", r"^_gated"),
+    ("embedding", r"^_embed|^_rotary"),
+    ("products", r"gemm|nvjet|cutlass|xmma|splitk|cublas"),
+    ("copies", r"memcpy|memset|copy|fill|elementwise"),
+)
+
+
+def kind_of(kernel: str) -> str:
+    """The kind of a kernel, or `other`."""
+    name = kernel.strip()
+    return next((kind for kind, pattern in _KINDS if re.search(pattern, name, re.IGNORECASE)), "other")
+
+
+def budget(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Sums (name, milliseconds) of kernels by kind, the largest first."""
+    sums: dict[str, float] = {}
+    for name, took in kernels:
+        kind = kind_of(name)
+        sums[kind] = sums.get(kind, 0.0) + took
+    return {kind: round(took, 3) for kind, took in sorted(sums.items(), key=lambda item: -item[1])}

@@ -1,4 +1,6 @@
-"""Short prompts alongside a long one: the effect on each other. Torch is imported with the engine."""
+"""Prompts in a worker's steps: long ones one at a time, or short ones alongside a long one and the effect on
+each other. Torch is imported with the engine.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ from baton.engine.memory.block_pools import BlockPools
 from baton.engine.model.tensors import half_context
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.perf_model.prefill_fit import LEAST_ROWS_GPU, PrefillFit
-from bench.case_output import show
+from bench.case import PrefillCase
 from bench.engine_driver import prompt_executor
-from bench.precision import Precision
-from bench.prefill.case import Case
+from bench.options import show
 from bench.prefill.engine import PrefillEngine
 from bench.prefill.traffic import Load, Served, Step, StepLog, Traffic
+from bench.shapes import Precision
 from services.common.config.worker import EngineConfig
 
 # Offered load, as a share of what the engine sustains of short prompts alone.
@@ -88,7 +90,7 @@ def run_fairness(arguments: argparse.Namespace, folder: Path) -> None:
     config = EngineConfig()
     chunk_tokens = arguments.chunk_tokens or config.chunk_tokens_on(arguments.device)
     precision = Precision(arguments.dtype, kv_dtype=arguments.kv_dtype)
-    case = Case(arguments.shape, precision, 1, arguments.long, chunk_tokens)
+    case = PrefillCase(arguments.shape, precision, 1, arguments.long, chunk_tokens)
     engine = PrefillEngine([case], arguments.device, folder, graphs=not arguments.no_graphs)
     engine.report_ready()
     gc.collect()
@@ -185,8 +187,8 @@ def waits(name: str, seen: Served) -> dict[str, float]:
 
 
 def learned(cost: PrefillFit) -> dict[str, float]:
-    """What the cost model has learned so far: a row's time, how slow attention is, the rows of the shortest
-    step."""
+    """Figures that the cost model has learned so far: a row's time, how slow attention is, the rows of the
+    shortest step."""
     return {
         "unit_us": round(cost.unit_s * 1e6, 2),
         "attention_slowness": round(cost.attention, 2),
@@ -226,3 +228,50 @@ def by_depth(steps: Iterable[Step], long: int) -> list[dict[str, float]]:
 
 def _ms(seconds: float | np.floating[Any]) -> float:
     return round(float(seconds) * 1e3, 2)
+
+
+# Between two prompts: less than what a worker takes for "lately".
+_PAUSE_S = 0.02
+
+
+def run_alone(arguments: argparse.Namespace, folder: Path) -> None:
+    """Prints a line per bound of a step and number of tokens: time to first token and the steps' rows."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    config = EngineConfig()
+    chunk_tokens = arguments.chunk_tokens or config.chunk_tokens_on(arguments.device)
+    lengths = sorted({tokens for _, tokens in arguments.prompts})
+    precision = Precision(arguments.dtype, kv_dtype=arguments.kv_dtype)
+    case = PrefillCase(arguments.shape, precision, 1, lengths[-1], chunk_tokens)
+    engine = PrefillEngine([case], arguments.device, folder, graphs=not arguments.no_graphs)
+    engine.report_ready()
+    step_s, age_cap_s = config.prefill_step_ms / 1e3, config.prefill_age_cap_ms / 1e3
+    default_ms = config.prefill_alone_step_ms_on(arguments.device)
+    for alone_ms in [float(ms) for ms in (arguments.step_ms or str(default_ms)).split(",")]:
+        bounds = StepBounds(
+            chunk_tokens, step_s, age_cap_s, engine.prompt_pass.alignment, alone_seconds=alone_ms / 1e3
+        )
+        prompts = traffic(engine, bounds)
+        for tokens in lengths:
+            settings = {"shape": arguments.shape, "chunk_tokens": chunk_tokens, "alone_step_ms": alone_ms}
+            found = one_at_a_time(prompts, tokens, arguments.repeats)
+            show({**settings, "tokens": tokens, **found}, arguments.json)
+
+
+def one_at_a_time(prompts: Traffic, tokens: int, repeats: int) -> dict[str, Any]:
+    """Times of `repeats` prompts after one that is not counted."""
+    took, device, rows = [], [], []
+    for _ in range(1 + repeats):
+        served = prompts.run(Load(tokens, 1, users=1))
+        prompts.wait(_PAUSE_S)
+        took.append(served.short[0])
+        device.append(sum(step.measured for step in served.steps))
+        rows = [step.rows for step in served.steps]
+    return {
+        "ttft_p50_ms": round(float(np.median(took[1:])) * 1e3, 2),
+        "ttft_max_ms": round(max(took[1:]) * 1e3, 2),
+        "device_p50_ms": round(float(np.median(device[1:])) * 1e3, 2),
+        "last_rows": rows,
+    }

@@ -1,3 +1,1 @@
-"""The router alone: fake workers before it, clients that only count bytes behind it. Imports `bench.cluster`;
-nothing imports it.
-"""
+"""The router alone: fake workers before it, clients that only count bytes behind it. Nothing imports it."""

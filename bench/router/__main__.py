@@ -33,9 +33,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.case_output import show
-from bench.cluster.fake_model_folder import write_model
-from bench.machine import Usage
+from bench.model_folders import write_fake_model
+from bench.options import program_parser, show
+from bench.processes import Usage
 from bench.router.servers import (
     Clients,
     Router,
@@ -193,9 +193,7 @@ def _common(measured: dict[str, Any]) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.router", description="The router alone between fake workers and clients."
-    )
+    parser = program_parser("router", __doc__)
     parser.add_argument("--cases", default="grpc,sse,ttft,requests,memory", help="comma-separated")
     parser.add_argument("--processes", default="1", help="comma-separated numbers of router processes")
     parser.add_argument("--rates", default="12000,24000,36000", help="tokens a second, comma-separated")
@@ -209,7 +207,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one object a case on stdout")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        bench = Bench(arguments, write_model(Path(name)))
+        bench = Bench(arguments, write_fake_model(Path(name)))
         for processes in map(int, arguments.processes.split(",")):
             for case in bench.cases(processes):
                 show(case, arguments.json)

@@ -25,7 +25,7 @@ from baton.base.process_tuning import batch_wakeups
 from baton.model_spec.model_files import TokenizerFiles
 from baton.v1 import decode_pb2, prefill_pb2, worker_pb2
 from baton.v1.types_pb2 import FinishReason, WorkerIdentity, WorkerRole
-from bench.cluster.fake_model_folder import CONTEXT, VOCAB
+from bench.model_folders import CONTEXT, VOCAB
 from services.common.rpc.grpc_server import GrpcServer
 
 # Below 128, so that a token takes one byte in a message.

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.base.python_module import python_module
-from bench.cluster.json_lines_process import JsonLinesProcess
-from bench.cluster.processes import put_on
+from bench.processes import JsonLinesProcess, put_on
 from services.common.config.router import ConnectionLimits, RouterConfig
 from services.common.processes.process_tree import descendants
 

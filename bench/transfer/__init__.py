@@ -1,3 +1,1 @@
-"""Measures KV links between processes and GPUs. Imports `bench.decode`, `bench.cluster` and `bench.nccl`;
-nothing imports it.
-"""
+"""Measures KV links between processes and GPUs. Imports `bench.decode`; nothing imports it."""

@@ -2,27 +2,20 @@
 
     python -m bench.transfer --transport grpc|ipc [--mb 8,64,256] [--rounds 5] [--json]
     python -m bench.transfer --transport ipc|nccl --device cuda [--peer 1] [--mb 8,64] [--rounds 5] [--json]
-    python -m bench.transfer --transport grpc|ipc --streams 64 [--pace 0.75] [--step-ms 5] [--json]
     python -m bench.transfer --transport grpc|ipc|nccl --decode 64 [--device cuda [--peer 1]] [--shape tiny]
         [--steps 512] [--rounds 2] [--json]
 
-Without streams: two processes, as many scattered blocks of 1 MiB as hold the megabytes (10^6 bytes), from the
+Two processes, as many scattered blocks of 1 MiB as hold the megabytes (10^6 bytes), from the
 first push until the receiver has verified and scattered the last and found the commit right, by the clock
 that both share; `acknowledged_gb_s`: until the sender has received that. `raw_gb_s`: grpc alone, as many
 messages of a piece's size over one stream, in the same rounds; over ipc, as many pieces copied into a window
 of shared memory. Each figure is the median of the rounds', in 10^9 bytes a second.
 
 On a GPU: blocks of 8 MiB, as an 8B model has in 16 bits, from the first GPU to the one that `--peer` names
-(0: to itself); raw is one copy of as many bytes between the two, over nccl one send (`bench/nccl/raw.py`).
+(0: to itself); raw is one copy of as many bytes between the two, over nccl one send.
 `final_gb_s` counts from when the blocks are final, as a handoff's do when its prompt's last step ends: they
 were handed over a millisecond before, as prefill does it, and only the commit is sent then. What arrived last
 is compared with what was sent.
-
-With streams: a router, a prefill and a decode worker with fake engines (`bench/cluster/fake_engine.py`)
-serve so many closed-loop clients in this process, and a sender in another keeps transferring to that decode
-worker, one transfer after the other, for as long as they run. A transfer's time ends when the worker's
-engine has verified and scattered its last block; `sustained_gb_s` is all bytes over all time, reservations
-included, and `--pace` bounds it. `ring_to_client_ms_p99` is the streams', `…_alone` theirs with no transfer.
 
 With --decode: the receiver's process decodes meanwhile, so many sequences of 1,024 tokens on random weights
 of `--shape`, and 1,024 tokens' KV goes from this process to spare blocks of the very same cache: no transfer,
@@ -33,7 +26,7 @@ names, the sender's is the first, but for grpc: there what is sent lies in the h
 one GPU for both processes, which take turns on it: that slows a step by itself. Every transfer is verified,
 and the last one of a window compared byte by byte; where one fails there are no figures.
 
-`python -m bench.cluster.gpu --handoffs` measures how much of a handoff comes after a prompt's last step.
+`python -m bench.cluster gpu --handoffs` measures how much of a handoff comes after a prompt's last step.
 With --json one object a case goes to stdout; progress goes to stderr.
 """
 
@@ -52,8 +45,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from bench.case_output import show
-from bench.shapes import SHAPES
+from bench.options import add_shape_option, program_parser, show
 from bench.transfer.ends import (
     TRANSFER,
     ReceiverProcess,
@@ -127,7 +119,7 @@ def _raw(
         return partial(receiver.raw_seconds, megabytes)
     size = blocks_for(megabytes, device) * block_bytes_on(device)
     if transport == "nccl":
-        from bench.nccl.raw import RawNccl
+        from bench.transfer.devices import RawNccl
 
         alone = RawNccl(receiver, size, device)
         ends.callback(alone.close)
@@ -141,9 +133,7 @@ def report(arguments: argparse.Namespace, megabytes: int, figures: dict[str, flo
     return {
         "transport": arguments.transport,
         "mb": megabytes,
-        "streams": arguments.streams,
         "rounds": arguments.rounds,
-        "pace": arguments.pace,
         "block_bytes": block_bytes_on(arguments.device),
         "piece_bytes": TRANSFER.piece_bytes if arguments.device == "cpu" else None,
         "peer": arguments.peer if arguments.device == "cuda" else None,
@@ -183,7 +173,7 @@ def decode(arguments: argparse.Namespace) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.transfer", description="How fast blocks travel.")
+    parser = program_parser("transfer", __doc__)
     parser.add_argument("--transport", choices=["grpc", "ipc", "nccl"], default="grpc")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the blocks lie")
     parser.add_argument(
@@ -193,26 +183,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, default=5, help="transfers of each size, and raw ones; with decode: of windows"
     )
-    parser.add_argument("--streams", type=int, default=0, help="token streams on the same worker meanwhile")
     parser.add_argument("--decode", type=int, default=0, metavar="BATCH", help="sequences decoded meanwhile")
-    parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES), help="with decode")
+    add_shape_option(parser)
     parser.add_argument("--steps", type=int, default=512, help="with decode: of a window")
-    parser.add_argument("--step-ms", type=float, default=10.0, help="with streams: time of one engine step")
-    parser.add_argument(
-        "--output-len", type=int, help="tokens of each request; with streams 200, with decode 256"
-    )
-    parser.add_argument("--pace", type=float, default=0.0, help="with streams: GB/s on average at most")
+    parser.add_argument("--output-len", type=int, default=256, help="with decode: tokens of each request")
     parser.add_argument("--json", action="store_true", help="one object a case on stdout")
     arguments = parser.parse_args()
-    if arguments.streams and (arguments.decode or arguments.device == "cuda"):
-        parser.error("--streams goes with neither --decode nor --device cuda")
     if arguments.device == "cuda" and arguments.transport == "grpc" and not arguments.decode:
         parser.error("--device cuda goes with --transport ipc or nccl, or with --decode")
     if arguments.transport == "nccl" and (arguments.device != "cuda" or not arguments.peer):
         parser.error("--transport nccl goes with --device cuda and another GPU as --peer")
     if arguments.decode and (arguments.rounds < 2 or arguments.steps < 2):
         parser.error("--decode wants two rounds of two steps at least")
-    arguments.output_len = arguments.output_len or (256 if arguments.decode else 200)
     return arguments
 
 
@@ -221,12 +203,6 @@ def main() -> None:
     sizes = [int(part) for part in arguments.mb.split(",")]
     if arguments.decode:
         decode(arguments)
-        return
-    if arguments.streams:
-        from bench.transfer.streams import beside_streams
-
-        for megabytes, figures in beside_streams(arguments, sizes):
-            show(report(arguments, megabytes, figures), arguments.json)
         return
     for megabytes in sizes:
         print(f"{megabytes} MB …", file=sys.stderr)

@@ -16,11 +16,14 @@ does: links, a decode step, and a wait where neither had anything to do.
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
+import random
 import selectors
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,18 +34,17 @@ from baton.base.parent_death import die_with_parent
 from baton.base.process_tuning import keep_freed_memory, sharpen_timers
 from baton.device.nvidia_libraries import ENVIRONMENT
 from baton.device.wakeup import Wakeup
-from bench.decode.case import BLOCK_TOKENS, SPARE, Case, EngineSize
+from bench.case import BLOCK_TOKENS, SPARE, DecodeCase, EngineSize
 from bench.decode.clocks import BEGUN, ENDED, ROWS
-from bench.decode.step_lines import StepLines
-from bench.precision import Precision
+from bench.shapes import Precision
 from bench.transfer.ends import nccl_links_for, receiver_of
-from bench.transfer.spare_blocks import SpareBlocks
 from kvtransfer.receiver.events import Committed, Withdrawn
 from kvtransfer.transports.listen_config import ListenConfig
 
 if TYPE_CHECKING:
     from baton.device.link_device import LinkDevice
-    from bench.decode.engine import DecodeEngine
+    from baton.engine.memory.kv_cache import KVCache
+    from bench.decode.engine import DecodeEngine, StepLines
     from kvtransfer.device.blocks import DeviceSink
 
 # Transfers expected at once, which bounds those in flight; each has its own blocks, and so do as many that
@@ -73,8 +75,8 @@ class Setting:
     device: str
 
     @property
-    def case(self) -> Case:
-        return Case(self.shape, Precision(self.dtype), self.batch, self.context, "greedy", "fast")
+    def case(self) -> DecodeCase:
+        return DecodeCase(self.shape, Precision(self.dtype), self.batch, self.context, "greedy", "fast")
 
     @property
     def blocks(self) -> int:
@@ -92,6 +94,48 @@ class Setting:
         return EngineSize(self.batch, self.context + output + 1, _SETS * self.blocks)
 
 
+class SpareBlocks:
+    """Unused blocks of the engine's KV cache, in random order, in sets of as many as a transfer has; a set
+    keeps its contents until all others have been used again."""
+
+    def __init__(self, cache: KVCache, spare: tuple[int, ...], blocks: int) -> None:
+        """`spare`: unused blocks of the cache's only group. ValueError where it has several."""
+        if len(cache.groups) != 1:
+            raise ValueError(f"a cache of {len(cache.groups)} groups")
+        places = random.Random(1).sample(spare, len(spare))
+        self._cache = cache
+        self._free = deque(places[at : at + blocks] for at in range(0, len(places), blocks))
+        self._places: dict[int, list[int]] = {}
+        self._last: list[int] = []
+        # The last complete transfer.
+        self.last = 0
+
+    def take(self, transfer: int) -> None:
+        """Assigns the least recently used set to a transfer."""
+        self._places[transfer] = self._free.popleft()
+
+    def give_back(self, transfer: int, *, whole: bool) -> None:
+        """Returns the set of a transfer that has ended; `whole`: with all its bytes."""
+        places = self._places.pop(transfer)
+        self._free.append(places)
+        if whole:
+            self.last, self._last = transfer, places
+
+    def place(self, transfer_id: int, group: int, ordinal: int) -> int:
+        return self._places[transfer_id][ordinal]
+
+    def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
+        self._cache.write_block(group, self.place(transfer_id, group, ordinal), offset, data)
+
+    def digest(self) -> str:
+        """The digest of all bytes of `last`."""
+        size = self._cache.layout.groups[0].block_bytes
+        found = hashlib.sha256()
+        for place in self._last:
+            found.update(self._cache.read_block(0, place, 0, size))
+        return found.hexdigest()
+
+
 class DecodingEnd:
     """The engine and its receiver. All calls come from one thread."""
 
@@ -105,7 +149,7 @@ class DecodingEnd:
         self.wakeup = Wakeup()
         self._wait = wait
         (spare,) = engine.model.pools.allocate(_SETS * setting.blocks * BLOCK_TOKENS)
-        self._spare = SpareBlocks(engine.model.cache, spare, setting.blocks)
+        self._spare = SpareBlocks(engine.model.cache.ranks[0], spare, setting.blocks)
         sink = self._device_sink(device)
         self.receiver = receiver_of(self._spare, setting.block_bytes, self.wakeup.set, sink)
         nccl = nccl_links_for(setting.transport, None if sink is None else sink.blocks)
@@ -121,7 +165,7 @@ class DecodingEnd:
 
         if device is None:
             return None
-        blocks = DeviceBlocks(device, self.engine.model.cache.storage)
+        blocks = DeviceBlocks(device, self.engine.model.cache.ranks[0].storage)
         if device.tensors_on.type == "cuda":
             warm(blocks)
         return DeviceSink(blocks, self._spare.place, steps_run=lambda: self.engine.loop.has_work)
@@ -184,6 +228,8 @@ class DecodingEnd:
     def window(self, steps: int, begun: Callable[[], None]) -> dict[str, Any]:
         """Runs one window; `begun` is called when the batch is full and warmed up. The figures of the steps
         and transfers."""
+        from bench.decode.engine import StepLines
+
         engine, batch = self.engine, self.setting.batch
         self._lines = StepLines(engine)
         for index in range(batch):

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.cluster.json_lines_process import JsonLinesProcess
+from bench.processes import JsonLinesProcess
 from bench.transfer.decode_end import EXPECTED, WINDOW_S, Setting
 from bench.transfer.ends import WAIT_S, ticket_for
 from bench.transfer.sending import SendingEnd
@@ -58,12 +58,13 @@ class Window:
 class Sending:
     """Sends numbered transfers to a receiver while it runs windows, and compares their bytes."""
 
-    def __init__(self, setting: Setting, end: JsonLinesProcess, sending: SendingEnd) -> None:
+    def __init__(self, setting: Setting, end: JsonLinesProcess, sending: SendingEnd, first: int = 1) -> None:
+        """`first`: the number of the first transfer."""
         self._setting = setting
         self._end = end
         self._sending = sending
         self._begun: dict[int, float] = {}  # when those were that are under way
-        self._next = 1
+        self._next = first
 
     def window(self, kind: str, steps: int, rate: float = 0.0) -> Window:
         """Runs one window. BatonError where a transfer fails, RuntimeError where the receiver fails or its
@@ -89,7 +90,7 @@ class Sending:
         while self._begun:
             self._take(WAIT_S)
         if self._next > first:
-            self._compare()
+            self.compare()
             found.compared = True
         return found
 
@@ -111,7 +112,8 @@ class Sending:
         numbers, now = self._sending.answered(wait_s), time.monotonic()
         return [now - self._begun.pop(number) for number in numbers]
 
-    def _compare(self) -> None:
+    def compare(self) -> None:
+        """Raises RuntimeError where the bytes that arrived last are not those sent."""
         answer = self._end.call({"digest": True})
         if answer["digest"] != self._sending.digest(self._first(answer["transfer"])):
             raise RuntimeError(f"what arrived as transfer {answer['transfer']} is not what was sent")

@@ -1,4 +1,4 @@
-"""Blocks on a GPU for `bench.transfer`, and copies of as many bytes by a copy engine alone."""
+"""Blocks on a GPU for `bench.transfer`, and as many bytes by a copy engine or by NCCL alone."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import torch
 from torch import Tensor
 
 from baton.device.cuda_link_device import CudaLinkDevice
+from baton.device.cuda_nccl import MAX_CTAS
 from baton.device.cuda_runtime import call, cuda_driver
 from baton.device.cuda_stream import CudaStream
+from baton.device.nccl import Nccl
 from baton.device.stream import Event
+from bench.processes import JsonLinesProcess
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.device.mover import warm
 
 # 64 tokens of an 8B model in 16 bits.
 GPU_BLOCK_BYTES = 8 << 20
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
+_SENDER, _RECEIVER = 0, 1
 _KEEP_WARM_CYCLES = 5_000_000  # 2.5 ms of an H200's
 
 
@@ -52,7 +56,7 @@ class GpuBlocks:
         self._pool[self._places[ordinal], offset : offset + len(data)].copy_(source)
 
     def equal(self, blocks: int) -> bool:
-        """Whether the last transfer's blocks equal those of a sender's pool; clears the pool."""
+        """True if the last transfer's blocks equal those of a sender's pool; clears the pool."""
         sent = _random_pool(len(self._pool), self._pool.device, self._pool.shape[1])
         same = all(torch.equal(self._pool[place], sent[place]) for place in self._places[:blocks])
         self._pool.zero_()
@@ -118,3 +122,58 @@ class RawCopies:
         ended.record()
         ended.synchronize()
         return float(begun.elapsed_time(ended)) / 1e3
+
+
+class RawEnd:
+    """One of two ends, made at the same time, of a communicator beside the link's that takes as many
+    multiprocessors."""
+
+    def __init__(self, unique_id: bytes, size: int, device: str, *, sends: bool) -> None:
+        torch.cuda.set_device(torch.device(device))
+        self._bytes = torch.full((size,), 7, dtype=torch.uint8, device=device)
+        self._where = self._bytes.data_ptr(), size
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._peer = _RECEIVER if sends else _SENDER
+        self._communicator = Nccl().communicator(
+            unique_id, 1 - self._peer, 2, max_ctas=MAX_CTAS, blocking=True
+        )
+        # The first call of a pair connects the two ends and blocks for the other's: it is made during set-up.
+        if sends:
+            self.send()
+        else:
+            self.receive()
+
+    def receive(self) -> None:
+        """Enqueues a receive; returns at once."""
+        self._communicator.receive(*self._where, self._peer, int(self._stream.cuda_stream))
+
+    def send(self) -> float:
+        """The device time in s."""
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begun.record(self._stream)
+        self._communicator.send(*self._where, self._peer, int(self._stream.cuda_stream))
+        ended.record(self._stream)
+        ended.synchronize()
+        return float(begun.elapsed_time(ended)) / 1e3
+
+    def close(self) -> None:
+        self._communicator.abort()
+
+
+class RawNccl:
+    """NCCL alone with as many bytes: one send of all of them to a receive that waits for it. The
+    sender's end, which asks the receiver's process for the other."""
+
+    def __init__(self, receiver: JsonLinesProcess, size: int, device: str) -> None:
+        self._receiver = receiver
+        unique_id = Nccl().unique_id()
+        receiver.send_command({"raw_id": unique_id.hex(), "size": size})
+        self._end = RawEnd(unique_id, size, device, sends=True)
+        receiver.receive()
+
+    def seconds(self) -> float:
+        self._receiver.call({"raw_receive": True})
+        return self._end.send()
+
+    def close(self) -> None:
+        self._end.close()

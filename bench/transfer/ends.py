@@ -1,4 +1,4 @@
-"""What `bench.transfer` sends to, a receiver in a process of its own; and blocks, tickets, raw
+"""The receiver that `bench.transfer` sends to, in a process of its own; and blocks, tickets, raw
 bytes.
 
     python -m bench.transfer.ends BLOCKS TRANSPORT DEVICE
@@ -7,7 +7,7 @@ bytes.
                                       {"verified": true} when the last transfer's commit was found
                                       right with all its bytes in their blocks, on the monotonic clock;
                                       {"compare": blocks} whether what came last is what was sent;
-                                      {"raw_id", "size"}, then {"raw_receive"}: `bench/nccl/raw.py`
+                                      {"raw_id", "size"}, then {"raw_receive"}: `RawEnd`
 
 Blocks lie in plain memory or a GPU's, in random order on both sides. Raw bytes go over grpc as pieces do, in
 messages of the same size on one stream, to a server that drops them: what is left out is all that is ours.
@@ -34,7 +34,7 @@ from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
-from bench.cluster.json_lines_process import JsonLinesProcess
+from bench.processes import JsonLinesProcess
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.link.settings import LinkSettings, WindowSettings
 from kvtransfer.protocol.addresses import Endpoint
@@ -49,8 +49,7 @@ from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.config.transfer import TransferConfig
 
 if TYPE_CHECKING:
-    from bench.nccl.raw import RawEnd
-    from bench.transfer.devices import GpuBlocks
+    from bench.transfer.devices import GpuBlocks, RawEnd
 
 BLOCK_BYTES = 1 << 20
 FINGERPRINT = b"bench".ljust(32)
@@ -97,7 +96,7 @@ class Blocks:
         """Does nothing: blocks are not shared."""
 
     def equal(self, blocks: int) -> bool:
-        """Whether the last transfer's first blocks equal those of a sender's `Blocks`."""
+        """True if the last transfer's first blocks equal those of a sender's `Blocks`."""
         sent = Blocks(len(self._bytes))
         return all(
             np.array_equal(self._bytes[self._places[n]], sent._bytes[sent._places[n]]) for n in range(blocks)
@@ -119,7 +118,7 @@ class ReceiverProcess(JsonLinesProcess):
         self.call({"transfer": transfer, "blocks": blocks})
 
     def verified_at(self) -> float:
-        """When the last transfer was committed, by the host's monotonic clock in s."""
+        """Time at which the last transfer was committed, by the host's monotonic clock in s."""
         return float(self.call({"verified": True})["at"])
 
     def compare(self, blocks: int) -> None:
@@ -184,7 +183,7 @@ def block_bytes_on(device: str) -> int:
 
 
 def blocks_for(megabytes: int, device: str = "cpu") -> int:
-    """How many whole blocks hold this many 10^6 bytes."""
+    """Number of whole blocks that hold this many 10^6 bytes."""
     return -(-megabytes * 10**6 // block_bytes_on(device))
 
 
@@ -257,7 +256,7 @@ def main() -> None:
 
 
 def _raw_end(job: dict[str, Any], device: str) -> RawEnd:
-    from bench.nccl.raw import RawEnd
+    from bench.transfer.devices import RawEnd
 
     return RawEnd(bytes.fromhex(job["raw_id"]), job["size"], device, sends=False)
 

@@ -50,15 +50,13 @@ class SendingEnd:
         device: str = "cpu",
         transport: str = "auto",
         block_bytes: int | None = None,
-        secret: str = "",
     ) -> None:
-        """`secret`: that of the receiver's cluster."""
         keep_freed_memory()
         sharpen_timers()
         self._woken = threading.Event()
         self._poll_s = WAIT_S
         self._block_bytes = block_bytes or block_bytes_on(device)
-        auth = LinkAuth(secret)
+        auth = LinkAuth("")
         connectors = make_connectors("auto", self._woken.set, auth=auth)
         if device == "cpu":
             source: Blocks | GpuBlocks = Blocks(blocks, self._block_bytes)
@@ -117,7 +115,7 @@ class SendingEnd:
         return [self._place(ordinal, first) for ordinal in range(transfer.body.block_counts[0])]
 
     def commit(self, transfer: Transfer) -> tuple[float, float]:
-        """When the first block was pushed and when the commit was acknowledged, by the monotonic clock
+        """Times at which the first block was pushed and the commit was acknowledged, by the monotonic clock
         in s."""
         places = self._places(transfer)
         begun = time.monotonic()
@@ -138,20 +136,6 @@ class SendingEnd:
         _commit(transfer)
         self._until(lambda events: any(isinstance(event, Acknowledged) for event in events))
         return time.monotonic()
-
-    def credits_returned(self, transfer: Transfer) -> float:
-        """The time in s from the first block's push until the receiver has verified and scattered the
-        last."""
-        places = self._places(transfer)
-        begun = time.monotonic()
-        transfer.push(0, 0, places)
-        self._until(
-            lambda events: (
-                not transfer.queued_blocks
-                and all(link.free_pieces == link.window_pieces for link in self._sender.links)
-            )
-        )
-        return time.monotonic() - begun
 
     def poll(self) -> None:
         """Polls until frames that wait were sent."""

@@ -22,7 +22,7 @@ RUN python -m venv /tmp/build \
     && /opt/baton/bin/pip install --no-deps --no-index /tmp/wheel/*.whl \
     && /opt/baton/bin/python -m compileall -q /opt/baton/lib \
     && /opt/baton/bin/pip check \
-    && /opt/baton/bin/baton version
+    && /opt/baton/bin/baton --version
 
 FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST}
 ARG VERSION=0.0.0

@@ -1,7 +1,7 @@
 # Image of workers, of the supervisor and of Ray: torch with CUDA, NCCL and Triton from their wheels; the driver comes
 # from the node. `make images` builds it.
 # PYTHON_DIGEST has no default: a build names the base that it was checked with. Kernels that were compiled beforehand
-# (`baton warm-kernels`) come with `--build-context kernels=DIR`, which takes the place of the stage of that name.
+# (`baton model compile`) come with `--build-context kernels=DIR`, which takes the place of the stage of that name.
 # `--build-arg LOCK=worker-cpu --build-context wheels=DIR` makes an image without CUDA: DIR has the CPU wheel of torch,
 # which is published apart from the others.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
@@ -32,7 +32,7 @@ RUN python -m venv /tmp/build \
     && /tmp/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/wheel . \
     && /opt/baton/bin/pip install --no-deps --no-index /tmp/wheel/*.whl \
     && /opt/baton/bin/pip check \
-    && /opt/baton/bin/baton version
+    && /opt/baton/bin/baton --version
 
 FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST}
 ARG VERSION=0.0.0
@@ -58,4 +58,4 @@ WORKDIR /tmp
 EXPOSE 8001 50060 50100 50140 9400
 STOPSIGNAL SIGTERM
 ENTRYPOINT []
-CMD ["baton", "worker-group", "--prefill", "1", "--decode", "1", "--config", "/etc/baton/workers.yaml"]
+CMD ["baton", "worker", "group", "--prefill", "1", "--decode", "1", "--config", "/etc/baton/workers.yaml"]

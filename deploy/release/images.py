@@ -2,7 +2,7 @@
 
     make images                             dist/baton-{router,worker}-VERSION.oci.tar
     make images ARGS='--push ghcr.io/you'   ghcr.io/you/baton-{router,worker}:VERSION
-    make images ARGS='--kernels DIR'        with kernels that `baton warm-kernels --out DIR` compiled
+    make images ARGS='--kernels DIR'        with kernels that `baton model compile --out DIR` compiled
 
 Needs docker with buildx and a builder of its own (docker buildx create --use), since the one that is built in
 writes no attestations. PYTHON_DIGEST=sha256:… names the base image; without it the one that its tag has now
@@ -168,7 +168,7 @@ def check_kernels(folder: Path | None, version: str) -> None:
     try:
         stated = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["baton"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise ReleaseError(f"{folder} was not made by baton warm-kernels: no {MANIFEST}") from None
+        raise ReleaseError(f"{folder} was not made by baton model compile: no {MANIFEST}") from None
     if stated != version:
         raise ReleaseError(f"{folder} has kernels of Baton {stated}, and this is {version}")
 
@@ -189,7 +189,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--kernels",
         type=Path,
         metavar="DIR",
-        help="compiled kernels for the workers' image, by baton warm-kernels",
+        help="compiled kernels for the workers' image, by baton model compile",
     )
 
 

@@ -16,7 +16,7 @@ from deploy.release.errors import ReleaseError, exit_code
 
 ROOT = Path(__file__).parents[2]
 # Both PEP 440 and SemVer read it the same way.
-_FORM = re.compile(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}")
+FORM = re.compile(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}")
 # Where it is stated: file, and what precedes and follows it in its line.
 _PLACES = (
     ("pyproject.toml", 'version = "', '"'),
@@ -27,7 +27,7 @@ _PLACES = (
 
 def checked(version: str) -> str:
     """The version itself. Raises ReleaseError unless it is three numbers with dots."""
-    if not _FORM.fullmatch(version):
+    if not FORM.fullmatch(version):
         raise ReleaseError(f"{version!r} is not a version such as 1.2.3")
     return version
 

@@ -55,12 +55,12 @@ class DeviceBlocks:
             raise ValueError(f"blocks of {self.block_bytes} bytes are not whole words")
 
     def aligned(self, piece_bytes: int) -> bool:
-        """Whether all pieces start and end at multiples of 16 bytes."""
+        """True if all pieces start and end at multiples of 16 bytes."""
         return not any(size % _ALIGNED_BYTES for size in (piece_bytes, *self.block_bytes))
 
 
 class DeviceSink:
-    """Where a receiver puts bytes that arrive in device memory."""
+    """The sink into which a receiver puts bytes that arrive in device memory."""
 
     def __init__(
         self,

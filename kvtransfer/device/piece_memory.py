@@ -87,7 +87,7 @@ class PieceSums:
         self._row_bytes: int = parts.itemsize * parts.shape[1]
 
     def address_of(self, index: int) -> int:
-        """Where a device writes the parts of a staging index."""
+        """Address at which a device writes the partial sums of a staging index."""
         return self._address + index * self._row_bytes
 
     def parts(self, index: int) -> Tensor:
@@ -101,7 +101,7 @@ class PieceSums:
         return _sum_of(self._parts[index])
 
     def clear_reported(self, index: int) -> None:
-        """Clears the sender's sum of the piece that had the index before; a move writes it anew."""
+        """Clears the sender's sum of the piece that had the index before; the next move writes it."""
         self._reported[index] = 0
 
     def reported(self, index: int) -> int:

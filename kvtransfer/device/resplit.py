@@ -17,23 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from baton.model_spec.layout import CacheGroup, Plane
+from baton.model_spec.split import Split
 from kvtransfer.device.kernels.move_plan import WORD_BYTES
 from kvtransfer.device.reference import Run
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Rank `rank` of `count`."""
-
-    rank: int
-    count: int
-
-    def heads(self, heads: int) -> range:
-        """Which of all heads this rank has; ValueError where they cannot be split evenly."""
-        if not 0 <= self.rank < self.count or heads % self.count:
-            raise ValueError(f"rank {self.rank} of {self.count} cannot have an equal part of {heads} heads")
-        each = heads // self.count
-        return range(self.rank * each, (self.rank + 1) * each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +68,7 @@ class Common:
         return replace(self.group, planes=tuple(replace(plane, heads=heads) for plane in self.group.planes))
 
     def _common_runs(self, side: Split) -> Iterator[tuple[int, int]]:
-        """Where, in words of one side's block, the common heads of each layer and plane begin, and how many
-        words they are."""
+        """Begin and length of the common heads of each layer and plane, in words of one side's block."""
         group, skipped = self._local(side), self.heads.start - side.heads(self.group.planes[0].heads).start
         for layer in range(len(group.layers)):
             for plane, offset in group.plane_offsets():

@@ -34,7 +34,7 @@ _WARM_S = 200e-6
 
 
 class Outcome(Enum):
-    """What became of an announced piece."""
+    """Result of moving an announced piece."""
 
     VALID = auto()
     CORRUPT = auto()
@@ -65,8 +65,9 @@ class _Announced:
 
 
 class DeviceScatter:
-    """Owned by the loop. Kernels that wait for bytes read this object's rows and window when they start: one
-    that was broken off is kept alive until its release, whatever becomes of its receiver."""
+    """Moves arrived pieces from staging into blocks on a device. Owned by the loop. Kernels that wait for
+    bytes read this object's rows and window when they start: one that was broken off is kept alive until its
+    release, whatever becomes of its receiver."""
 
     _broken_off: ClassVar[set[DeviceScatter]] = set()
 
@@ -91,7 +92,7 @@ class DeviceScatter:
 
     @property
     def busy(self) -> bool:
-        """Whether pieces were announced that have not been reported as moved."""
+        """True if pieces were announced that have not been reported as moved."""
         return bool(self._started or self._announced)
 
     def keep_warm(self) -> None:
@@ -104,8 +105,8 @@ class DeviceScatter:
         self._warmer.move(self._stream, NOTHING)
 
     def begin(self, piece: Piece, blocks: int, whole_blocks: int, arrival: Event | None = None) -> None:
-        """Will move a piece into `blocks` blocks, whose places must be expected and used by no other piece.
-        `arrival`: completes with its bytes, where the device has such an event."""
+        """Announces a piece that is to be moved into `blocks` blocks, whose places must be expected and used
+        by no other piece. `arrival`: completes with its bytes, where the device has such an event."""
         transfer, group, ordinal = piece.transfer, piece.group, piece.ordinal
         places = [self._sink.place(transfer, group, ordinal + n) for n in range(blocks)]
         place = place_sum(transfer, group, ordinal, piece.offset, piece.length)
@@ -127,7 +128,7 @@ class DeviceScatter:
         self._announced.append(_Announced(piece, outcome=Outcome.IN_STAGING))
 
     def drop(self, piece: Piece) -> None:
-        """Ignores an announced piece."""
+        """Takes an announced piece without moving it."""
         self._announced.append(_Announced(piece, outcome=Outcome.DROPPED))
 
     def start(self, count: int) -> None:
@@ -154,14 +155,14 @@ class DeviceScatter:
         return moved
 
     def cancel(self, transfer: int) -> None:
-        """No byte of this transfer is written any more; blocks while one is being written."""
+        """Cancels a transfer: no byte of it is written any more; blocks while one is being written."""
         for announced in (*self._announced, *self._started):
             if announced.piece.transfer == transfer and announced.outcome is None:
                 announced.outcome = Outcome.DROPPED
                 self._stop(announced)
 
     def _stop(self, announced: _Announced) -> None:
-        """Keeps a piece from being moved. Blocks for a kernel that may be running, but for none that still
+        """Keeps a piece from being moved. Blocks for a kernel that may be running, not for one that still
         waits for bytes."""
         if announced.done is None:
             return
@@ -172,7 +173,8 @@ class DeviceScatter:
         announced.done.synchronize()
 
     def break_off(self) -> list[Piece]:
-        """No more pieces will arrive: blocks until those that have are moved. The pieces that have not."""
+        """Ends the moves of a link on which no more pieces will arrive: blocks until those that have arrived
+        are moved. Returns the pieces that have not."""
         for announced in self._announced:
             self._stop(announced)
         for announced in self._started:

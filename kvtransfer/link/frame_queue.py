@@ -29,7 +29,7 @@ _FULL_POLL_S = 0.05
 
 
 class FrameQueue(Generic[T]):
-    """One thread calls `accept` and `close`, another `take`."""
+    """Bounded queue of frames between two threads: one calls `accept` and `close`, the other `take`."""
 
     def __init__(self, bound: int, decode: Callable[[bytes], T], wake: Callable[[], None]) -> None:
         """`decode` raises FrameError for a message that is not a valid frame. `wake` is called when
@@ -59,13 +59,13 @@ class FrameQueue(Generic[T]):
             return None
 
     def close(self, error: BatonError) -> None:
-        """No frame follows, for this reason; the first reason is kept."""
+        """Ends the queue: no frame follows, for this reason; the first reason is kept."""
         if self._closed is None:
             self._closed = error
         self._wake()
 
     def closed(self) -> BatonError | None:
-        """Why no frame follows; None while open."""
+        """Says why no frame follows; None while open."""
         return self._closed
 
 
@@ -82,5 +82,5 @@ def receiver_queue(staging: Staging, wake: Callable[[], None]) -> FrameQueue[Sen
 
 
 def sender_queue(window_pieces: int, wake: Callable[[], None]) -> FrameQueue[ReceiverFrame]:
-    """A sender's queue."""
+    """Creates the queue of frames that a sender receives."""
     return FrameQueue(window_pieces + CONTROL_FRAMES, decode_from_receiver, wake)

@@ -1,4 +1,4 @@
-"""What a transport provides. It knows nothing of credits and transfers.
+"""The interfaces that a transport implements. It knows nothing of credits and transfers.
 
     receiver                                        sender
     listener = …(host, port)
@@ -46,13 +46,13 @@ class ReceiverWire(Protocol):
         """Sends a frame; dropped once the wire is broken."""
 
     def attached(self) -> bool:
-        """Whether the sender has connected to this wire."""
+        """True once the sender has connected to this wire."""
 
     def failure(self) -> BatonError | None:
-        """Why nothing more will be received, once every earlier frame was; None while the wire works."""
+        """Says why nothing more will be received, once every earlier frame was; None while the wire works."""
 
     def busy_poll(self) -> bool:
-        """Whether something is under way that causes no wake-up: poll again within microseconds."""
+        """True while something is under way that causes no wake-up: poll again within microseconds."""
 
     def fenced(self) -> bool:
         """True once it is certain that nothing can write the exported staging any more."""
@@ -65,7 +65,7 @@ class DeviceReceiverWire(ReceiverWire, Protocol):
     """The receiver's end of a link between devices: a piece may be received before its bytes are there."""
 
     def arrived_count(self) -> int:
-        """How many pieces have their bytes in staging, in the order of the pieces."""
+        """Number of pieces that have their bytes in staging, in the order of the pieces."""
 
     def arrival_event(self, piece: Piece) -> Event | None:
         """An event that completes with the bytes of the piece received last, where this device has one."""
@@ -79,11 +79,11 @@ class SenderWire(Protocol):
 
     @property
     def shares_clock(self) -> bool:
-        """Whether both ends have one monotonic clock: they are on one host."""
+        """True if both ends have one monotonic clock: they are on one host."""
 
     @property
     def on_device(self) -> bool:
-        """Whether it takes pieces by `announce` and `read` in place of `put`: a `DeviceSenderWire`."""
+        """True if the wire takes pieces by `announce` and `read` in place of `put`: a `DeviceSenderWire`."""
 
     def put(self, piece: Piece, payload: memoryview) -> None:
         """Writes `payload` into the piece's staging index, then announces it; has read it on return."""
@@ -95,7 +95,7 @@ class SenderWire(Protocol):
         """The next frame in the order of sending, or None if none has come yet."""
 
     def failure(self) -> BatonError | None:
-        """Why nothing more will be received, once every earlier frame was; None while the wire works."""
+        """Says why nothing more will be received, once every earlier frame was; None while the wire works."""
 
     def close(self) -> None:
         """Breaks the wire. Frames that have not been sent are lost."""
@@ -119,7 +119,7 @@ class DeviceSenderWire(SenderWire, Protocol):
         completed."""
 
     def busy_poll(self) -> bool:
-        """Whether something but a read is under way that causes no wake-up: poll again within
+        """True while something other than a read is under way that causes no wake-up: poll again within
         microseconds."""
 
 
@@ -144,7 +144,7 @@ class LinkRequest(Protocol):
 
 
 class Listener(Protocol):
-    """Where senders reach a receiver."""
+    """The end of a receiver that senders connect to."""
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -156,13 +156,13 @@ class Listener(Protocol):
 
 
 class Connector(Protocol):
-    """How senders reach receivers."""
+    """Opens links to receivers over one transport."""
 
     @property
     def transport(self) -> str: ...
 
     def reaches(self, endpoint: Endpoint) -> bool:
-        """Whether the endpoint is of this transport and can be reached from this process."""
+        """True if the endpoint is of this transport and can be reached from this process."""
 
     def open(
         self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float

@@ -23,10 +23,10 @@ R = TypeVar("R", bound=LinkRequest)
 
 
 class LinkRequestQueue(Generic[R]):
-    """From the threads that read requests to the loop, which answers each exactly once."""
+    """Queue of link requests from the threads that read them to the loop, which answers each exactly once."""
 
     def __init__(self, bound: int, timeout_s: float, wake: Callable[[], None]) -> None:
-        """At most `bound` requests wait at once, each for at most `timeout_s`."""
+        """Creates a queue in which at most `bound` requests wait at once, each for at most `timeout_s`."""
         self._requests: queue.Queue[R] = queue.Queue(bound)
         self._timeout = timeout_s
         self._wake = wake

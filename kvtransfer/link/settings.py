@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from baton.v1.types_pb2 import WorkerIdentity
+from kvtransfer.protocol.link_auth import LinkAuth
 
 # Links that may exist at a receiver by default, quarantined ones included: bounds staging memory and threads.
 MAX_LINKS = 256
@@ -31,3 +32,15 @@ class WindowSettings:
     piece_bytes: int
     pieces: int
     max_links: int = MAX_LINKS
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerSettings:
+    """Settings that a receiver's listeners have in common. `wake` is called when a request or a frame has
+    come; `peer_timeout_s`: how long a request may wait for its answer; `auth`: what senders must prove to
+    know."""
+
+    wake: Callable[[], None]
+    peer_timeout_s: float
+    max_links: int
+    auth: LinkAuth = field(default_factory=LinkAuth)

@@ -39,7 +39,7 @@ class Window(Protocol):
     def size(self) -> int: ...
 
     def __getitem__(self, part: slice, /) -> NDArray[np.uint8]:
-        """These bytes, or a copy of them."""
+        """Returns the bytes of a slice, or a copy of them."""
 
 
 class Staging:
@@ -72,8 +72,8 @@ class Staging:
             self._payloads[piece.staging] = payload
 
     def claim(self, piece: Piece) -> None:
-        """The sender has written the piece, or is about to; its index becomes the receiver's. FrameError as
-        in `store`."""
+        """Takes the index of a piece that the sender has written, or is about to; it becomes the receiver's.
+        FrameError as in `store`."""
         with self._lock:
             self._claim(piece)
 
@@ -112,20 +112,20 @@ class Staging:
                 del self._pieces_of[transfer]
 
     def quarantine(self) -> None:
-        """The link broke: what its sender may still write is not granted again."""
+        """Quarantines what the sender of a broken link may still write: it is not granted again."""
         with self._lock:
             for index, owner in enumerate(self._owners):
                 if owner == Owner.SENDER:
                     self._owners[index] = Owner.QUARANTINED
 
     def release(self) -> None:
-        """The link is fenced: the window cannot be written any more, so it is freed."""
+        """Frees the window of a link that is fenced: it cannot be written any more."""
         with self._lock:
             self._window = None
             self._payloads = [None] * self.pieces
             self._owners = bytearray([Owner.QUARANTINED] * self.pieces)
 
     def count(self, owner: Owner) -> int:
-        """How many indices this side owns."""
+        """Number of indices that this side owns."""
         with self._lock:
             return self._owners.count(owner)

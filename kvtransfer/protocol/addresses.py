@@ -20,7 +20,7 @@ IPC, NCCL, GRPC = "ipc", "nccl", "grpc"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where one rank of a receiver listens over one transport.
+    """Address at which one rank of a receiver listens over one transport.
 
     `certificates`: with TLS the chains, in PEM, of which its listener presents one. They change while the
     endpoint stays the same one.
@@ -41,7 +41,7 @@ class Endpoint:
         return self.address if self.transport == GRPC else f"{self.transport}:{self.address}"
 
     def message(self) -> types_pb2.Endpoint:
-        """As it goes on the wire."""
+        """Converts the endpoint to its message on the wire."""
         return types_pb2.Endpoint(
             transport=self.transport, address=self.address, rank=self.rank, certificates=self.certificates
         )
@@ -53,5 +53,5 @@ def from_messages(messages: Iterable[types_pb2.Endpoint]) -> tuple[Endpoint, ...
 
 
 def to_text(endpoints: Iterable[Endpoint]) -> str:
-    """All of them, separated by spaces."""
+    """Formats endpoints as text, separated by spaces."""
     return " ".join(map(str, endpoints))

@@ -44,7 +44,7 @@ def splitmix64(x: int) -> int:
 
 
 def multipliers(count: int) -> NDArray[np.uint64]:
-    """m[0..count), shape `(count,)`, uint64."""
+    """Multipliers m[0..count) of a piece's words, shape `(count,)`, uint64."""
     within, tiles = _factors(count)
     return np.multiply.outer(tiles, within).reshape(-1)[:count]
 
@@ -56,7 +56,7 @@ def _factors(count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
 
 
 def _odd(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64(x) | 1."""
+    """Computes the odd numbers splitmix64(x) | 1."""
     z = x + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -64,7 +64,7 @@ def _odd(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def place_sum(transfer: int, group: int, ordinal: int, offset: int, length: int) -> int:
-    """`a` of the formula, in [0, 2^64)."""
+    """Computes `a` of the formula, in [0, 2^64)."""
     mixed = _begun(transfer, group)
     for field in (ordinal, offset, length):
         mixed = splitmix64(mixed ^ field)

@@ -63,7 +63,7 @@ _KINDS = frozenset(Kind)
 
 
 class WithdrawReason(IntEnum):
-    """Why a transfer ended without a commit. The first two are sent by the sender."""
+    """The reason why a transfer ended without a commit. The first two are sent by the sender."""
 
     FINISHED = 1  # there is nothing for the receiver to do
     ABORTED = 2
@@ -128,7 +128,8 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class CommitAck:
-    """`at_ns`: when the commit was accepted, by the monotonic clock of the receiver's host."""
+    """Accepts a commit. `at_ns`: when the commit was accepted, by the monotonic clock of the receiver's
+    host."""
 
     transfer: int
     at_ns: int
@@ -269,7 +270,7 @@ def _split(message: bytes) -> tuple[Kind, int, Piece, memoryview]:
 
 
 def _require_unused(frame: Piece, *, timed: bool = False) -> None:
-    """Fields that only pieces use are zero. `timed`: but for the offset, which holds a time."""
+    """Requires that fields that only pieces use are zero. `timed`: except the offset, which holds a time."""
     unused: Iterable[int] = (frame.group, frame.ordinal, 0 if timed else frame.offset, frame.staging)
     _require(not any(unused), "an unused field is not zero")
 

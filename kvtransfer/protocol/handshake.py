@@ -1,4 +1,4 @@
-"""What the two ends of a link compare before any byte moves: identity, layout and protocol version."""
+"""Comparison of the two ends of a link before any byte moves: identity, layout and protocol version."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def link_request(
 
 
 def same_worker(one: WorkerIdentity, other: WorkerIdentity) -> bool:
-    """Whether both are incarnations of one worker of one cluster."""
+    """True if both are incarnations of one worker of one cluster."""
     return (one.cluster_id, one.name, one.rank) == (other.cluster_id, other.name, other.rank)
 
 
 def is_newer(request: OpenLinkRequest, peer: WorkerIdentity, link_number: int) -> bool:
-    """Whether a request is newer than an existing link of the same worker: of a later incarnation, or of the
+    """True if a request is newer than an existing link of the same worker: of a later incarnation, or of the
     same one with a higher link number. If the wall clock was set back, a later incarnation looks older: its
     link is granted once the earlier one's is found broken, seconds after that process ended."""
     if request.sender.incarnation == peer.incarnation:

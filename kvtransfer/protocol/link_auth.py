@@ -47,7 +47,7 @@ class Challenges:
         self._redeemed: dict[bytes, float] = {}
 
     def issue(self) -> bytes:
-        """A new challenge."""
+        """Creates a challenge, which carries its time and a seal."""
         body = _TIME.pack(self._clock()) + secrets.token_bytes(NONCE_BYTES)
         return body + self._seal(body)
 
@@ -118,7 +118,8 @@ class LinkAuth:
             raise BatonError(ErrorKind.INVALID, "the receiver's answer cannot be parsed") from error
 
     def probe_proof(self, hello: SignedOpenLinkRequest) -> bytes:
-        """What a receiver sends with its probe page, the first memory that it has the sender map."""
+        """Returns the proof that a receiver sends with its probe page, the first memory that it has the
+        sender map."""
         return self._mac(b"page", hello.proof)
 
     def verify_probe(self, hello: SignedOpenLinkRequest, proof: bytes) -> None:
@@ -129,13 +130,14 @@ class LinkAuth:
             )
 
     def frames_secret(self, nccl_id: bytes) -> bytes:
-        """What a link's frame socket starts with; `nccl_id` identifies the link."""
+        """Returns the secret that a link's frame socket starts with; `nccl_id` identifies the link."""
         return self._mac(b"frames", nccl_id)
 
     def _proof_of(self, hello: SignedOpenLinkRequest) -> bytes:
         return self._mac(b"hello", hello.request, hello.challenge, hello.nonce)
 
     def _mac(self, *parts: bytes) -> bytes:
-        """Over each part with its length, so that different lists of parts never have the same MAC input."""
+        """Computes the MAC over each part with its length, so that different lists of parts never have the
+        same input."""
         joined = b"".join(struct.pack("<I", len(part)) + part for part in parts)
         return hmac.digest(self._key, joined, "sha256")

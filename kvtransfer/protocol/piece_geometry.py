@@ -1,4 +1,4 @@
-"""How blocks are cut into pieces; both ends of a link compute it alike.
+"""Cuts blocks into pieces; both ends of a link compute the same cut.
 
 A block of cache group g has `block_bytes[g]` bytes. Its pieces start at multiples of `piece_bytes`; the last
 one may be shorter. On a link with `multi_block` pieces, a piece may also be several whole blocks with
@@ -23,7 +23,7 @@ class PieceGeometry:
 
     @staticmethod
     def of(block_bytes: Sequence[int], piece_bytes: int, *, multi_block: bool = False) -> PieceGeometry:
-        """ValueError for sizes that are not positive."""
+        """Creates the geometry of a layout's blocks. Raises ValueError for sizes that are not positive."""
         if piece_bytes < 1 or not block_bytes or min(block_bytes) < 1:
             raise ValueError(f"cannot cut blocks of {list(block_bytes)} bytes into pieces of {piece_bytes}")
         return PieceGeometry(tuple(block_bytes), piece_bytes, multi_block)
@@ -41,11 +41,11 @@ class PieceGeometry:
         return min(self.piece_bytes, self.block_bytes[group] - offset)
 
     def blocks_of(self, group: int, length: int) -> int:
-        """How many blocks a piece of `length` bytes belongs to."""
+        """Number of blocks that a piece of `length` bytes belongs to."""
         return max(1, length // self.block_bytes[group])
 
     def is_piece(self, group: int, offset: int, length: int) -> bool:
-        """Whether blocks of this group are cut into such a piece."""
+        """True if blocks of this group are cut into such a piece."""
         if not 0 <= group < len(self.block_bytes):
             return False
         size = self.block_bytes[group]
@@ -59,7 +59,7 @@ class PieceGeometry:
 
 
 def max_pieces_per_transfer(window_pieces: int, *, between_devices: bool) -> int:
-    """How many pieces of a window one transfer may occupy, so that others always find room.
+    """Most pieces of a window that one transfer may occupy, so that others always find room.
 
     Between devices a window holds about a millisecond of traffic, and waiting for credits costs throughput,
     so the share is larger there.

@@ -17,8 +17,8 @@ MIN_SECRET_BYTES = 16
 
 
 def resident_counts(body: TicketBody) -> tuple[int, ...]:
-    """How many leading blocks the issuer already has, by cache group; they are not sent. BatonError(INVALID)
-    where a group has more resident blocks than blocks."""
+    """Number of leading blocks that the issuer already has, by cache group; they are not sent.
+    BatonError(INVALID) if a group has more resident blocks than blocks."""
     counts = tuple(body.resident_counts) or (0,) * len(body.block_counts)
     if len(counts) != len(body.block_counts) or any(map(int.__gt__, counts, body.block_counts)):
         raise BatonError(

@@ -1,4 +1,4 @@
-"""What a receiver reports to the loop that polls it: events, and counters since its start."""
+"""Reports of a receiver to the loop that polls it: events, and counters since its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bytes of a transfer are expected, and which of them have arrived."""
+"""Tracks the bytes of a transfer that are expected, and those that have arrived."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class ExpectedPieces:
         self.missing = sum(map(len, self._arrived))
 
     def check_counts(self, sent: Sequence[int], body: TicketBody) -> None:
-        """BatonError(INTERNAL) unless the sender's counts and those of its ticket are as expected."""
+        """Checks that the sender's counts and those of its ticket are as expected. Raises
+        BatonError(INTERNAL) otherwise."""
         counts = (tuple(sent), tuple(body.block_counts), resident_counts(body))
         if counts != (self.sent_counts, self.block_counts, self.resident_counts):
             raise BatonError(

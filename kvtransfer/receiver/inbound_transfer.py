@@ -6,7 +6,7 @@ expected ──metadata with its ticket──▶ bound to a link ──commit─
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class BlockSink(Protocol):
-    """Where verified bytes go: the engine, which knows the blocks of a transfer."""
+    """The sink of verified bytes: the engine, which knows the blocks of a transfer."""
 
     def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
         """Copies `data` to `offset` of the transfer's `ordinal`-th block of `group`; `data` is not valid
@@ -50,15 +50,15 @@ class TransferContext:
     incarnation: bytes
     sink: BlockSink
     counters: ReceiverCounters
-    events: list[ReceiverEvent]
+    events: list[ReceiverEvent] = field(default_factory=list)
 
 
-class TransferRejectedError(Exception):
-    """A frame breaks a rule of its transfer, which ends for this reason if it is bound to a link."""
+class PieceRejectedError(BatonError):
+    """A piece breaks a rule of its transfer, which ends for this reason."""
 
-    def __init__(self, reason: WithdrawReason, error: BatonError) -> None:
-        super().__init__(error.message)
-        self.reason, self.error = reason, error
+    def __init__(self, reason: WithdrawReason, kind: ErrorKind, message: str) -> None:
+        super().__init__(kind, message)
+        self.reason = reason
 
 
 class VerifiedTicket(NamedTuple):
@@ -90,7 +90,7 @@ class InboundTransfer:
 
     @property
     def complete(self) -> bool:
-        """Whether its commit has come: nothing more is accepted."""
+        """True once the transfer's commit has come: nothing more is accepted."""
         return self.committed or self.pending_commit is not None
 
     def moves(self, link: ReceivingLink) -> bool:
@@ -102,7 +102,7 @@ class InboundTransfer:
     def bind(self, link: ReceivingLink, metadata: Metadata) -> None:
         """Binds the transfer to the link whose sender has its ticket: from now on it accepts pieces, a commit
         or a withdrawal over this link. Until the first piece its ticket can still expire. Raises
-        TransferRejectedError where the ticket is not of this receiver for this transfer."""
+        BatonError where the ticket is not of this receiver for this transfer."""
         if self.verified is not None or self._started:
             self._context.counters.dropped_unknown += 1
             return
@@ -114,22 +114,19 @@ class InboundTransfer:
             self._context.events.append(MetadataReceived(self.transfer_id, self.verified.record))
 
     def _verify_ticket(self, metadata: Metadata) -> VerifiedTicket:
-        try:
-            record = _parse(metadata.record)
-            ticket = Ticket(body=record.ticket_body, signature=record.ticket_signature)
-            body = self._context.signer.verify(ticket)
-        except BatonError as error:
-            raise TransferRejectedError(WithdrawReason.REFUSED, error) from error
+        record = _parse(metadata.record)
+        ticket = Ticket(body=record.ticket_body, signature=record.ticket_signature)
+        body = self._context.signer.verify(ticket)
         if body.transfer_id != metadata.transfer or body.issuer.incarnation != self._context.incarnation:
-            raise _forbidden("the ticket was issued for another transfer")
+            raise BatonError(ErrorKind.FORBIDDEN, "the ticket was issued for another transfer")
         if record.attempt != body.attempt:
-            raise _forbidden("the ticket was issued for another attempt")
+            raise BatonError(ErrorKind.FORBIDDEN, "the ticket was issued for another attempt")
         return VerifiedTicket(record, body)
 
     # -- pieces -----------------------------------------------------------------------------------
 
     def accept(self, piece: Piece) -> None:
-        """Verifies a piece in staging on the host and scatters it. Raises TransferRejectedError for a corrupt
+        """Verifies a piece in staging on the host and scatters it. Raises PieceRejectedError for a corrupt
         or unexpected piece, FrameError where the sender cuts blocks differently."""
         self._start()
         self._verify_and_scatter(piece)
@@ -178,7 +175,7 @@ class InboundTransfer:
             raise FrameError(f"blocks are not cut into such pieces: {piece}")
         if not self.pieces.expects(piece):
             message = f"transfer {piece.transfer} has no such piece: {piece}"
-            raise TransferRejectedError(WithdrawReason.REFUSED, BatonError(ErrorKind.INTERNAL, message))
+            raise PieceRejectedError(WithdrawReason.REFUSED, ErrorKind.INTERNAL, message)
         if self.pieces.has_any(piece):
             counters.dropped_unknown += 1
             return
@@ -186,21 +183,18 @@ class InboundTransfer:
         counters.bytes_received += piece.length
         counters.blocks_received[piece.group] += self.pieces.mark(piece)
 
-    def _corrupted(self) -> TransferRejectedError:
+    def _corrupted(self) -> PieceRejectedError:
         self._context.counters.checksum_failures += 1
         message = f"checksum mismatch in a piece of transfer {self.transfer_id}"
-        return TransferRejectedError(WithdrawReason.CORRUPTED, BatonError(ErrorKind.UNAVAILABLE, message))
+        return PieceRejectedError(WithdrawReason.CORRUPTED, ErrorKind.UNAVAILABLE, message)
 
     # -- the end ----------------------------------------------------------------------------------
 
     def commit(self, commit: Commit) -> None:
         """Completes the transfer, at once or when the device has moved its last pieces. Raises
-        TransferRejectedError where no ticket came before, the record is not as expected, or pieces are
+        BatonError where no ticket came before, the record is not as expected, or pieces are
         missing."""
-        try:
-            record = self._complete_record(commit)
-        except BatonError as error:
-            raise TransferRejectedError(WithdrawReason.REFUSED, error) from error
+        record = self._complete_record(commit)
         if self._moving:
             self.pending_commit = record
             self._context.events.append(CommitPending(self.transfer_id, record))
@@ -208,7 +202,8 @@ class InboundTransfer:
             self._complete(record)
 
     def _complete_record(self, commit: Commit) -> CommitRecord:
-        """Where there was early metadata, the commit only adds the results of prefill's last step."""
+        """Returns the whole record. If there was early metadata, the commit only adds the results of
+        prefill's last step."""
         if self.verified is None:
             raise BatonError(ErrorKind.FORBIDDEN, "no ticket came before the commit")
         found, body = _parse(commit.record), self.verified.body
@@ -238,7 +233,8 @@ class InboundTransfer:
         self._context.events.append(Withdrawn(self.transfer_id, reason, message))
 
     def cancel_moves(self) -> None:
-        """After this no device writes the transfer's blocks, so they can be reused."""
+        """Cancels the device's moves: afterwards no device writes the transfer's blocks, so they can be
+        reused."""
         if self._moving and self.link is not None and self.link.scatter is not None:
             self.link.scatter.cancel(self.transfer_id)
 
@@ -246,10 +242,6 @@ class InboundTransfer:
     def _bound_link(self) -> ReceivingLink:
         assert self.link is not None, "the transfer is bound to a link before its pieces and commit"
         return self.link
-
-
-def _forbidden(message: str) -> TransferRejectedError:
-    return TransferRejectedError(WithdrawReason.REFUSED, BatonError(ErrorKind.FORBIDDEN, message))
 
 
 def _parse(record: bytes) -> CommitRecord:

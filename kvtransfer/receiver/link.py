@@ -27,7 +27,7 @@ MAX_STOPPED = 1024
 
 
 class Cut:
-    """How blocks travel over a link: in pieces of this geometry, `window_pieces` at a time."""
+    """The cut of blocks on a link: pieces of this geometry, `window_pieces` at a time."""
 
     def __init__(self, geometry: PieceGeometry, window_pieces: int) -> None:
         self.geometry = geometry
@@ -36,7 +36,7 @@ class Cut:
 
 
 class ReceivingLink:
-    """What the receiver knows of one link. Owned by the loop."""
+    """The receiver's state of one link. Owned by the loop."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ReceivingLink:
         return self.scatter.moved(self.device_wire.checksum)
 
     def free(self, index: int) -> None:
-        """The receiver is done with this staging index; `flush` returns it to the sender."""
+        """Frees a staging index that the receiver is done with; `flush` returns it to the sender."""
         self.staging.free(index)
         self._freed.append(index)
 
@@ -115,7 +115,7 @@ class ReceivingLink:
         return self._stopped.pop(frame.transfer, None) is not None
 
     def overdue(self, now: float) -> str | None:
-        """What this sender should have done by now, or None."""
+        """Names an action of the sender that is overdue, or returns None."""
         if not self.wire.attached() and now >= self.attach_deadline:
             return "the sender requested a link and never connected to it"
         if self._stopped and now >= next(iter(self._stopped.values())):
@@ -136,13 +136,13 @@ class ReceivingLink:
             self.scatter.release()
 
     def busy_poll(self, *, expecting: bool) -> bool:
-        """Whether to poll again within microseconds: a device is at work, or may start to where a transfer is
-        expected, and its end causes no wake-up."""
+        """True if the link should be polled again within microseconds: a device is at work, or may start to
+        where a transfer is expected, and its end causes no wake-up."""
         moves = self.scatter is not None and (expecting or self.scatter.busy)
         return moves or self.wire.busy_poll()
 
     def audit(self) -> LinkAudit:
-        """Its state, for the worker's audit."""
+        """Returns the link's state for the worker's audit."""
         return LinkAudit(
             sending=False,
             peer=self.peer,

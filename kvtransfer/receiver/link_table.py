@@ -19,7 +19,7 @@ from kvtransfer.device.blocks import DeviceSink
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.device.scatter import DeviceScatter
 from kvtransfer.link.interfaces import LinkRequest, Listener
-from kvtransfer.link.settings import MAX_LINKS, LinkSettings, WindowSettings
+from kvtransfer.link.settings import LinkSettings, WindowSettings
 from kvtransfer.link.staging import Staging
 from kvtransfer.protocol.handshake import agree, is_newer, same_worker
 from kvtransfer.protocol.piece_geometry import PieceGeometry
@@ -38,17 +38,12 @@ _FEWEST_PIECES = 2
 class LinkGrants:
     """Grants the links of one receiver: whose memory they get, and how blocks are cut over them."""
 
-    def __init__(
-        self,
-        settings: LinkSettings,
-        window: WindowSettings,
-        device: DeviceSink | None,
-    ) -> None:
+    def __init__(self, settings: LinkSettings, window: WindowSettings, device: DeviceSink | None) -> None:
         if window.pieces < _FEWEST_PIECES:
             raise ValueError("a window has at least 2 pieces")
         self.cut = Cut(PieceGeometry.of(settings.block_bytes, window.piece_bytes), window.pieces)
         self._small_cut = Cut(self.cut.geometry, max(_FEWEST_PIECES, window.pieces // _SMALL_WINDOW))
-        self._settings = settings
+        self._receiver = settings.identity
         self._device = device
         if device is not None:
             self._device_cut = Cut(
@@ -57,21 +52,17 @@ class LinkGrants:
             )
         self._link_ids = iter(range(1 + secrets.randbits(48), 1 << 63))
 
-    def agree(self, request: LinkRequest) -> int:
-        """The protocol version; BatonError where there can be no link."""
-        return agree(request.request, self._settings.identity, self._settings.fingerprint)
-
     def grant(
         self, request: LinkRequest, transport: str, protocol: int, attach_deadline: float, others: int
     ) -> ReceivingLink:
-        """`others`: links that exist. BatonError(OVERLOADED) where there is no memory."""
+        """Grants a link. `others`: links that exist. BatonError(OVERLOADED) where there is no memory."""
         on_device = self._device if request.device is not None else None
         if on_device is not None:
             cut = self._device_cut
         else:
             cut = self.cut if others < FULL_WINDOWS else self._small_cut
         response = OpenLinkResponse(
-            receiver=self._settings.identity,
+            receiver=self._receiver,
             protocol=protocol,
             link_id=next(self._link_ids),
             piece_bytes=cut.geometry.piece_bytes,
@@ -90,25 +81,24 @@ class LinkGrants:
 
 
 class LinkTable:
-    """Owned by the loop, as are the listeners."""
+    """The links of a receiver. Owned by the loop, as are the listeners."""
 
     def __init__(
         self,
-        grants: LinkGrants,
+        settings: LinkSettings,
+        window: WindowSettings,
+        device: DeviceSink | None,
         counters: ReceiverCounters,
-        timeout_s: float,
         clock: Callable[[], float],
         before_break: Callable[[ReceivingLink, BatonError], None],
-        max_links: int = MAX_LINKS,
     ) -> None:
-        """`timeout_s`: how long a sender may take to connect to its link. `before_break` is called while a
-        link that breaks is still open."""
-        self._grants = grants
+        """`before_break` is called while a link that breaks is still open."""
+        self._grants = LinkGrants(settings, window, device)
+        self._settings = settings
+        self._max_links = window.max_links
         self._counters = counters
-        self._timeout = timeout_s
         self._clock = clock
         self._before_break = before_break
-        self._max_links = max_links
         self._listeners: list[Listener] = []
         self._open: list[ReceivingLink] = []
         self._quarantined: list[ReceivingLink] = []
@@ -137,7 +127,7 @@ class LinkTable:
 
     def _grant(self, listener: Listener, request: LinkRequest) -> None:
         asked, sender = request.request, request.request.sender
-        protocol = self._grants.agree(request)
+        protocol = agree(asked, self._settings.identity, self._settings.fingerprint)
         earlier = [link for link in self._open if same_worker(link.peer, sender)]
         if not all(is_newer(asked, link.peer, link.number) for link in earlier):
             raise BatonError(
@@ -150,17 +140,17 @@ class LinkTable:
         others = len(self._open) + len(self._quarantined)
         if others >= self._max_links:
             raise BatonError(ErrorKind.OVERLOADED, f"the receiver has {others} links already")
-        deadline = self._clock() + self._timeout
+        deadline = self._clock() + self._settings.peer_timeout_s
         transport = listener.endpoint.transport
         self._open.append(self._grants.grant(request, transport, protocol, deadline, others))
         self._counters.links_opened += 1
 
     def rotate(self) -> None:
-        """The next poll starts with another link, so that none is always last."""
+        """Makes the next poll start with another link, so that none is always last."""
         self._open = self._open[1:] + self._open[:1]
 
     def break_off(self, link: ReceivingLink, error: BatonError) -> None:
-        """Breaks an open link."""
+        """Breaks an open link, whose staging is quarantined until no peer can write to it."""
         self._before_break(link, error)
         self._open.remove(link)
         self._quarantined.append(link)

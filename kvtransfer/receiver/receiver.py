@@ -25,9 +25,9 @@ from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import FrameError
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import ReceiverCounters, ReceiverEvent
-from kvtransfer.receiver.inbound_transfer import BlockSink
+from kvtransfer.receiver.inbound_transfer import BlockSink, TransferContext
 from kvtransfer.receiver.link import ReceivingLink
-from kvtransfer.receiver.link_table import LinkGrants, LinkTable
+from kvtransfer.receiver.link_table import LinkTable
 from kvtransfer.receiver.transfers import InboundTransfers
 from kvtransfer.transports.listen_config import ListenConfig
 from kvtransfer.transports.registry import start_listeners
@@ -50,11 +50,10 @@ class Receiver:
         """`device`: where blocks lie in device memory, to which a sender's device may write."""
         self.counters = ReceiverCounters([0] * len(settings.block_bytes))
         timeout_s = settings.peer_timeout_s
-        self.transfers = InboundTransfers(
-            signer, settings.identity.incarnation, sink, self.counters, timeout_s, clock
-        )
-        grants, broke = LinkGrants(settings, window, device), self.transfers.link_broke
-        self._links = LinkTable(grants, self.counters, timeout_s, clock, broke, window.max_links)
+        context = TransferContext(signer, settings.identity.incarnation, sink, self.counters)
+        self.transfers = InboundTransfers(context, timeout_s, clock)
+        broke = self.transfers.link_broke
+        self._links = LinkTable(settings, window, device, self.counters, clock, broke)
         self._window = window
         self._device = None if device is None else device.blocks.device
         self._wake = wake
@@ -84,7 +83,7 @@ class Receiver:
         return self.transfers.take_events()
 
     def progress(self, max_pieces: int) -> None:
-        """As `poll`, but events wait for the next `poll`."""
+        """Does the work of `poll`, but keeps events for the next `poll`."""
         self._collect_all_moved()
         self._handle_frames(max_pieces)
         self._return_credits()
@@ -159,18 +158,19 @@ class Receiver:
 
     @property
     def busy_poll(self) -> bool:
-        """Whether to poll again within microseconds: a device's work will end without a wake-up."""
+        """True if the receiver should be polled again within microseconds: a device's work will end without a
+        wake-up."""
         expecting = len(self.transfers) > 0
         return any(link.busy_poll(expecting=expecting) for link in self._links)
 
     @property
     def moving(self) -> bool:
-        """Whether a device moves pieces, or is about to."""
+        """True if a device moves pieces, or is about to."""
         return any(link.scatter is not None and link.scatter.busy for link in self._links)
 
     @property
     def poll_soon(self) -> bool:
-        """Whether a device may write for an expected transfer: a wake-up takes some hundred microseconds, so
+        """True if a device may write for an expected transfer: a wake-up takes some hundred microseconds, so
         polling sooner saves time even where `busy_poll` is False."""
         return len(self.transfers) > 0 and any(link.scatter is not None for link in self._links)
 

@@ -27,15 +27,9 @@ from kvtransfer.protocol.frames import (
     Withdraw,
     WithdrawReason,
 )
-from kvtransfer.protocol.ticket import TicketSigner
-from kvtransfer.receiver.events import Committed, ReceiverCounters, ReceiverEvent, Withdrawn
+from kvtransfer.receiver.events import Committed, ReceiverEvent, Withdrawn
 from kvtransfer.receiver.expected_pieces import ExpectedPieces
-from kvtransfer.receiver.inbound_transfer import (
-    BlockSink,
-    InboundTransfer,
-    TransferContext,
-    TransferRejectedError,
-)
+from kvtransfer.receiver.inbound_transfer import InboundTransfer, PieceRejectedError, TransferContext
 from kvtransfer.receiver.link import ReceivingLink
 
 # Answers to commits that are kept for commits that come again.
@@ -45,32 +39,24 @@ _MAX_ANSWERS = 4096
 class InboundTransfers:
     """All transfers that a receiver expects or receives. Not thread-safe: used by the engine's loop alone."""
 
-    def __init__(
-        self,
-        signer: TicketSigner,
-        incarnation: bytes,
-        sink: BlockSink,
-        counters: ReceiverCounters,
-        timeout_s: float,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, context: TransferContext, timeout_s: float, clock: Callable[[], float]) -> None:
         """`timeout_s`: how long a sender may take to acknowledge a stop."""
-        self.counters = counters
-        self._groups = len(counters.blocks_received)
+        self.counters = context.counters
+        self._groups = len(self.counters.blocks_received)
         self._timeout = timeout_s
         self._clock = clock
         self._transfers: dict[int, InboundTransfer] = {}
         self._answers: OrderedDict[int, CommitAck | Refused] = OrderedDict()
-        self._events: list[ReceiverEvent] = []
-        self._context = TransferContext(signer, incarnation, sink, counters, self._events)
+        self._events = context.events
+        self._context = context
 
     def __len__(self) -> int:
-        """How many transfers are expected."""
+        """Number of transfers that are expected."""
         return len(self._transfers)
 
     @property
     def has_commits(self) -> bool:
-        """Whether a `Committed` event has not been taken yet."""
+        """True if a `Committed` event has not been taken yet."""
         return any(isinstance(event, Committed) for event in self._events)
 
     def all_commits_received(self, link: ReceivingLink) -> bool:
@@ -95,8 +81,8 @@ class InboundTransfers:
         self._transfers[transfer_id] = InboundTransfer(transfer_id, pieces, self._context)
 
     def forget(self, transfer_id: int) -> None:
-        """After this not one more byte of the transfer reaches the sink, and no event reports it. Idempotent.
-        Blocks while a device moves a piece of it."""
+        """Forgets a transfer: afterwards not one more byte of it reaches the sink, and no event reports it.
+        Idempotent. Blocks while a device moves a piece of it."""
         transfer = self._transfers.pop(transfer_id, None)
         self._events[:] = [event for event in self._events if event.transfer_id != transfer_id]
         if transfer is None:
@@ -177,8 +163,8 @@ class InboundTransfers:
             if outcome is not Outcome.DROPPED and transfer is not None and transfer.moves(link):
                 try:
                     transfer.moved(piece, outcome)
-                except TransferRejectedError as rejected:
-                    self._fail(link, transfer, rejected)
+                except PieceRejectedError as error:
+                    self._fail(link, transfer, error.reason, error)
                 except FrameError as error:
                     malformed = error
             link.free(piece.staging)
@@ -188,16 +174,12 @@ class InboundTransfers:
     def _piece(self, link: ReceivingLink, piece: Piece) -> None:
         try:
             if (transfer := self._accepting(link, piece)) is not None:
-                self._accept(link, transfer, piece)
+                transfer.accept(piece)
+        except PieceRejectedError as error:
+            self._fail(link, self._transfers[piece.transfer], error.reason, error)
         finally:
             link.free(piece.staging)
             link.flush_batch()
-
-    def _accept(self, link: ReceivingLink, transfer: InboundTransfer, piece: Piece) -> None:
-        try:
-            transfer.accept(piece)
-        except TransferRejectedError as rejected:
-            self._fail(link, transfer, rejected)
 
     def _accepting(self, link: ReceivingLink, piece: Piece) -> InboundTransfer | None:
         """Returns the transfer that accepts a piece over this link; None where there is none, which stops its
@@ -221,12 +203,11 @@ class InboundTransfers:
                 transfer.bind(link, frame)
             else:
                 transfer.commit(frame)
-        except TransferRejectedError as rejected:
+        except BatonError as error:
             if transfer.link is None:  # its sender has shown no valid ticket: the transfer stays expected
-                error = rejected.error
                 link.wire.send(Refused(transfer.transfer_id, error.kind, error.message))
             else:
-                self._fail(link, transfer, rejected)
+                self._fail(link, transfer, WithdrawReason.REFUSED, error)
 
     def _accepting_record(self, link: ReceivingLink, transfer_id: int) -> InboundTransfer | None:
         """Returns the transfer that accepts metadata or a commit over this link; None, with an answer to the
@@ -251,10 +232,11 @@ class InboundTransfers:
         transfer.withdraw(frame.reason, "the sender withdrew")
         del self._transfers[frame.transfer]
 
-    def _fail(self, link: ReceivingLink, transfer: InboundTransfer, rejected: TransferRejectedError) -> None:
+    def _fail(
+        self, link: ReceivingLink, transfer: InboundTransfer, reason: WithdrawReason, error: BatonError
+    ) -> None:
         """Ends a bound transfer on the receiver's side; the link goes on."""
-        error = rejected.error
-        transfer.withdraw(rejected.reason, error.message)
+        transfer.withdraw(reason, error.message)
         del self._transfers[transfer.transfer_id]
         refused = Refused(transfer.transfer_id, error.kind, error.message)
         link.wire.send(refused)

@@ -67,7 +67,7 @@ class CreditWindow:
         transfer.shipped(part)
 
     def may_put(self, transfer: Transfer) -> bool:
-        """Whether there is a credit for the transfer's next piece, and its bytes can be read now, or by a
+        """True if there is a credit for the transfer's next piece, and its bytes can be read now, or by a
         device that waits for them itself."""
         if not self.credits or transfer.pieces_in_flight >= self.max_per_transfer:
             return False
@@ -115,11 +115,11 @@ class CreditWindow:
         self._reading.clear()
 
     def busy_poll(self) -> bool:
-        """Whether a device is at work, whose end causes no wake-up."""
+        """True while device reads are pending; they complete without waking the loop."""
         return bool(self._reading) or (self._device_wire is not None and self._device_wire.busy_poll())
 
     def return_credits(self, frame: Credit) -> None:
-        """BatonError(INVALID) for a credit that was not spent."""
+        """Takes credits back. Raises BatonError(INVALID) for one that was not spent."""
         for index in frame.indices:
             transfer = self.in_flight.pop(index, None)
             if transfer is None:

@@ -1,4 +1,4 @@
-"""What a sender reports to the loop that polls it: events, and counters since its start."""
+"""Reports of a sender to the loop that polls it: events, and counters since its start."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from kvtransfer.sender.transfer import BlockSource, Transfer, TransferState
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What the opening thread returns. `fallback_reason`: why a route tried before could not be used."""
+    """Result of the opening thread. `fallback_reason`: why a route tried before could not be used."""
 
     response: OpenLinkResponse
     wire: SenderWire
@@ -45,7 +45,7 @@ class _Opened:
 
 
 class SendingLink:
-    """Owned by the loop; another thread only sets `_opened`."""
+    """A link at its sender. Owned by the loop; another thread only sets `_opened`."""
 
     def __init__(
         self,
@@ -78,12 +78,12 @@ class SendingLink:
         ).start()  # fmt: skip
 
     def add(self, transfer: Transfer) -> None:
-        """Ships this transfer too."""
+        """Adds a transfer to those that are shipped."""
         self.transfers[transfer.transfer_id] = transfer
         self._turns.append(transfer)
 
     def remove(self, transfer: Transfer) -> None:
-        """The transfer has ended; its credits still return."""
+        """Removes a transfer that has ended; its credits still return."""
         self.transfers.pop(transfer.transfer_id, None)
         if transfer in self._turns:
             self._turns.remove(transfer)
@@ -165,7 +165,7 @@ class SendingLink:
                 self._window.keep_warm()
 
     def busy_poll(self) -> bool:
-        """Whether to poll again within microseconds."""
+        """True if the link should be polled again within microseconds."""
         return self._window is not None and self.failure is None and self._window.busy_poll()
 
     def finish_opening(self, now: float) -> bool:
@@ -205,17 +205,17 @@ class SendingLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether the receiver has granted it, and it has not failed."""
+        """True once the receiver has granted the link, until it fails."""
         return self._window is not None and self.failure is None
 
     @property
     def shares_clock(self) -> bool:
-        """Whether both ends have one monotonic clock."""
+        """True if both ends have one monotonic clock."""
         return self._window is not None and self._window.wire.shares_clock
 
     @property
     def idle(self) -> bool:
-        """Whether it has no transfers, and all credits have returned."""
+        """True if the link has no transfers, and all credits have returned."""
         return not self.transfers and (self._window is None or not self._window.in_flight)
 
     def close(self) -> None:
@@ -226,7 +226,7 @@ class SendingLink:
             self._opened.add_done_callback(_close_unwanted)
 
     def audit(self) -> LinkAudit:
-        """Its state, for the worker's audit."""
+        """Returns the link's state for the worker's audit."""
         window = self._window
         return LinkAudit(
             sending=True,

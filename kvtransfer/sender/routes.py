@@ -1,4 +1,4 @@
-"""Which transport a link to a receiver uses: the routes there are, and when to fall back or return.
+"""Chooses the transport of a link to a receiver: the routes there are, and when to fall back or return.
 
     best ──broken, unreachable──▶ next ──after a pause──▶ best is tried in parallel ──opened──▶ best
                                     ▲                          └── failed: the pause doubles
@@ -79,17 +79,17 @@ class Fallbacks:
         self._fallbacks: OrderedDict[LinkKey, _Fallback] = OrderedDict()
 
     def skipped(self, key: LinkKey, now: float) -> int:
-        """How many routes a new link to this receiver skips; 0 once a retry is due."""
+        """Number of routes that a new link to this receiver skips; 0 once a retry is due."""
         found = self._fallbacks.get(key)
         return 0 if found is None or now >= found.retry_at else found.skipped
 
     def reason(self, key: LinkKey) -> str:
-        """Why a better route was given up last, or ""."""
+        """Says why a better route was given up last, or ""."""
         found = self._fallbacks.get(key)
         return found.reason if found is not None else ""
 
     def fall_back(self, key: LinkKey, skipped: int, reason: str, now: float) -> None:
-        """The last of the skipped routes broke, or could not be opened."""
+        """Records that the last of the skipped routes broke, or could not be opened."""
         before = self._fallbacks.pop(key, None)
         pause_s = MIN_PAUSE_S
         if before is not None and now < before.retry_at + MAX_PAUSE_S:
@@ -99,11 +99,11 @@ class Fallbacks:
             self._fallbacks.popitem(last=False)
 
     def due(self, key: LinkKey, now: float) -> bool:
-        """Whether a better route than the one in use is to be tried now."""
+        """True if a better route than the one in use is to be tried now."""
         found = self._fallbacks.get(key)
         return found is not None and found.skipped > 0 and now >= found.retry_at
 
     def returned(self, key: LinkKey, now: float) -> None:
-        """The best route is in use again."""
+        """Records that the best route is in use again."""
         if (found := self._fallbacks.get(key)) is not None:
             found.skipped, found.retry_at = 0, now

@@ -77,7 +77,7 @@ class Sender:
 
     @property
     def connectors(self) -> Sequence[Connector]:
-        """By which it opens links."""
+        """The connectors by which the sender opens links."""
         return self._connectors
 
     def begin(self, ticket: Ticket, body: TicketBody) -> Transfer:
@@ -138,7 +138,8 @@ class Sender:
 
     @property
     def busy_poll(self) -> bool:
-        """Whether to poll again within microseconds: a device's work will end without a wake-up."""
+        """True if the sender should be polled again within microseconds: a device's work will end without a
+        wake-up."""
         return any(link.busy_poll() for _, link in self._all())
 
     @property
@@ -185,7 +186,7 @@ class Sender:
         return routes(key.endpoints, self._connectors)
 
     def _rank(self, key: LinkKey, link: SendingLink) -> int:
-        """How many routes to the receiver are better than this link's."""
+        """Number of routes to the receiver that are better than this link's."""
         return [route.transport for route in self._routes(key)].index(link.transport)
 
     def _opened(self, key: LinkKey, link: SendingLink, now: float) -> None:

@@ -118,7 +118,7 @@ class Transfer:
 
     @property
     def active(self) -> bool:
-        """Whether it can still be committed."""
+        """True if the transfer can still be committed."""
         return self.state in (TransferState.SENDING, TransferState.COMMITTING)
 
     @property
@@ -192,11 +192,11 @@ class Transfer:
     # -- called by the sender ------------------------------------------------------------------------
 
     def has_piece(self) -> bool:
-        """Whether blocks are still to be read."""
+        """True if blocks are still to be read."""
         return bool(self._queue)
 
     def is_final(self) -> bool:
-        """Whether the next piece's bytes can be read."""
+        """True if the next piece's bytes can be read."""
         after = self._queue[0].after
         return after is None or after.query()
 
@@ -230,7 +230,7 @@ class Transfer:
         return tuple(run)
 
     def shipped(self, piece: PieceSource) -> None:
-        """The piece is on the wire."""
+        """Records that the piece is on the wire."""
         self.bytes_partial += piece.length
         if piece.last:
             for _ in piece.pushed:
@@ -240,7 +240,7 @@ class Transfer:
             self.bytes_partial = 0
 
     def read_done(self, piece: PieceSource) -> None:
-        """The piece has been read; the last one of a block releases its pin."""
+        """Records that the piece has been read; the last one of a block releases its pin."""
         for pushed in piece.pushed:
             pushed.reading -= 1
             if pushed.done:

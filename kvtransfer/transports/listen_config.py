@@ -1,4 +1,4 @@
-"""Where and how a receiver listens for links."""
+"""Configuration of where and how a receiver listens for links."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 
 @dataclass(frozen=True, slots=True)
 class ListenConfig:
-    """`host`: the address that senders are told, at which ports are bound too unless `listen_host` names
-    another, such as `::` for all. `transport`: a transport's name, or `auto` for all that this process can
-    use. Of several, grpc uses `port` (0: any free one); `frames_port` is nccl's second port. `nccl`: this
-    process's NCCL; `auth`: what senders must prove to know; `tls`: of connections over gRPC."""
+    """Addresses and transport of a receiver. `host`: the address that senders are told, at which ports are
+    bound too unless `listen_host` names another, such as `::` for all. `transport`: a transport's name, or
+    `auto` for all that this process can use. Of several, grpc uses `port` (0: any free one); `frames_port` is
+    nccl's second port. `nccl`: this process's NCCL; `auth`: what senders must prove to know; `tls`: of
+    connections over gRPC."""
 
     host: str
     port: int = 0
@@ -24,8 +25,3 @@ class ListenConfig:
     frames_port: int = 0
     tls: LinkTls | None = None
     listen_host: str | None = None
-
-    @property
-    def bound_host(self) -> str:
-        """The address that ports are bound to."""
-        return self.listen_host or self.host

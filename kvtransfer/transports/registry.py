@@ -10,7 +10,7 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.device.link_device import LinkDevice
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.interfaces import Connector, Listener
-from kvtransfer.link.settings import WindowSettings
+from kvtransfer.link.settings import ListenerSettings, WindowSettings
 from kvtransfer.protocol.addresses import GRPC, IPC, NCCL, Endpoint
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.transports.grpc.connector import GrpcConnector
@@ -80,25 +80,17 @@ def start_listeners(
 
     BatonError(INVALID) where one cannot bind, or this process cannot use the transport.
     """
-    host, port, tls = config.host, config.port, config.tls
-    bounds: dict[str, Any] = {
-        "peer_timeout_s": peer_timeout_s,
-        "max_links": window.max_links,
-        "wake": wake,
-        "auth": config.auth,
-    }
-    over_network: dict[str, Any] = {**bounds, "listen_host": config.bound_host, "tls": tls}
+    host, port = config.host, config.port
+    settings = ListenerSettings(wake, peer_timeout_s, window.max_links, config.auth or LinkAuth())
+    bound: dict[str, Any] = {"listen_host": config.listen_host, "tls": config.tls}
     makers: dict[str, Callable[[], Listener]] = {
-        GRPC: partial(GrpcListener, host, port, piece_bytes=window.piece_bytes, **over_network)
+        GRPC: partial(GrpcListener, host, port, settings, piece_bytes=window.piece_bytes, **bound)
     }
     if STORES_IN_ORDER:
-        makers[IPC] = partial(IpcListener, device=device, **bounds)
-    if config.nccl is not None:
-        own_port = port if config.transport == NCCL else 0
-        frames = config.frames_port
-        makers[NCCL] = partial(
-            NcclListener, host, own_port, nccl=config.nccl, frames_port=frames, **over_network
-        )
+        makers[IPC] = partial(IpcListener, settings, device)
+    if (nccl := config.nccl) is not None:
+        own_port, frames = port if config.transport == NCCL else 0, config.frames_port
+        makers[NCCL] = partial(NcclListener, host, own_port, settings, nccl, frames_port=frames, **bound)
     started: list[Listener] = []
     try:
         for make in _usable(config.transport, makers):

@@ -45,7 +45,7 @@ class Columns:
         return self.where((self.scheduled >= since) & (self.scheduled < until))
 
     def where(self, rows: Flags) -> Columns:
-        """The given rows."""
+        """Returns the columns of the rows that are True in `rows`."""
         return Columns(
             tuple(record for record, is_in in zip(self.records, rows, strict=True) if is_in),
             self.scheduled[rows],

@@ -6,11 +6,12 @@ generator nor a stalled server can hide.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from loadgen.common.arrays import Floats
 from loadgen.common.errors import LoadgenError
 from loadgen.common.record import Record
 
@@ -26,7 +27,7 @@ class Metric:
 
 
 def ttft(record: Record) -> float | None:
-    """Time to first token."""
+    """Time to first token from the scheduled time, in seconds; None without tokens."""
     return record.token_times[0] - record.scheduled if record.token_times else None
 
 
@@ -47,21 +48,30 @@ def e2e(record: Record) -> float | None:
 
 
 def ntpot(record: Record) -> float | None:
-    """End-to-end time per token."""
+    """End-to-end time per output token, in seconds; None without tokens."""
     whole = e2e(record)
     return whole / len(record.token_times) if whole is not None and record.token_times else None
 
 
-def _of_gaps(reduce: Callable[[np.ndarray], float]) -> Callable[[Record], float | None]:
-    def of(record: Record) -> float | None:
-        if len(record.token_times) < 2:
-            return None
-        return float(reduce(np.diff(record.token_times)))
+def itl_of(times: Sequence[float]) -> Floats:
+    """The gap before each token but the first, in seconds: that of its message to the one before, divided by
+    the message's tokens. Their sum is the time from the first token to the last one. `times`: of the tokens'
+    arrivals, ascending; those of one message are equal."""
+    arrived, counts = np.unique(np.asarray(times, np.float64), return_counts=True)
+    gaps = np.diff(arrived, prepend=arrived[:1])
+    return np.repeat(gaps / counts, counts)[1:]
 
-    return of
+
+def _of_gaps(reduce: Callable[[Floats], float]) -> Callable[[Record], float | None]:
+    return lambda record: float(reduce(itl_of(record.token_times))) if len(record.token_times) > 1 else None
 
 
-def _longest_tenth(gaps: np.ndarray) -> float:
+def _tbt10(record: Record) -> float | None:
+    """Mean of the longest tenth of the gaps between tokens; those within a message are 0."""
+    return _longest_tenth(np.diff(record.token_times)) if len(record.token_times) > 1 else None
+
+
+def _longest_tenth(gaps: Floats) -> float:
     return float(np.sort(gaps)[-max(1, len(gaps) // 10) :].mean())
 
 
@@ -70,23 +80,23 @@ TPOT = Metric("tpot", "TPOT", "(last token - first token) / (tokens - 1)", tpot)
 E2E = Metric("e2el", "E2E", "end of stream - scheduled send", e2e)
 SERVICE_TTFT = Metric("service_ttft", "TTFT from send", "first token - actual send", service_ttft)
 NTPOT = Metric("ntpot", "E2E a token", "(end of stream - scheduled send) / tokens", ntpot)
-TBT10 = Metric(
-    "tbt10", "TBT", "mean of the longest tenth of a request's gaps (Mooncake)", _of_gaps(_longest_tenth)
-)
+TBT10 = Metric("tbt10", "TBT", "mean of the longest tenth of a request's gaps (Mooncake)", _tbt10)
 # Metrics that summaries report.
 SUMMED = (TTFT, TPOT, E2E, TBT10, NTPOT, SERVICE_TTFT)
-ITL_FORMULA = "every gap between two tokens of a stream, of all requests; 0 within a message"
+ITL_FORMULA = (
+    "of each token after the first: the gap between its message and the one before / tokens of its message"
+)
 LAG_FORMULA = "actual send - scheduled send: the generator's own"
 READ_LAG_FORMULA = (
     "read here - come to this machine, of each request's first and last token: the generator's own"
 )
 
 
-def _percentile(percentile: float) -> Callable[[np.ndarray], float]:
+def _percentile(percentile: float) -> Callable[[Floats], float]:
     return lambda gaps: float(np.percentile(gaps, percentile))
 
 
-_GAPS: dict[str, Callable[[np.ndarray], float]] = {
+_GAPS: dict[str, Callable[[Floats], float]] = {
     "itl_mean": np.mean,
     "itl_max": np.max,
     **{f"itl_p{percentile:g}": _percentile(percentile) for percentile in (50, 90, 95, 99, 99.9)},
@@ -95,9 +105,7 @@ _GAPS: dict[str, Callable[[np.ndarray], float]] = {
 LIMITABLE: dict[str, Metric] = {
     **{metric.name: metric for metric in SUMMED},
     **{
-        name: Metric(
-            name, name.replace("_", " ").upper(), f"{name[4:]} of a request's own gaps", _of_gaps(of)
-        )
+        name: Metric(name, name.replace("_", " ").upper(), f"{name[4:]} of a request's own ITL", _of_gaps(of))
         for name, of in _GAPS.items()
     },
 }

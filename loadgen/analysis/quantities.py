@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadgen.analysis.intervals import BlockBootstrap, correlation_time, interval
-from loadgen.analysis.metrics import e2e
+from loadgen.analysis.metrics import e2e, itl_of
 from loadgen.common.arrays import Floats, Integers
 from loadgen.common.record import Record
 
@@ -74,8 +74,8 @@ def defined(values: Sequence[float | None]) -> tuple[Floats, Integers]:
 
 
 def gaps_of(records: Sequence[Record]) -> tuple[Floats, Integers]:
-    """All gaps between the tokens of a request in seconds, and the row of each one's request."""
-    gaps = [np.diff(record.token_times) for record in records]
+    """The ITL of all tokens in seconds, and the row of each one's request."""
+    gaps = [itl_of(record.token_times) for record in records]
     rows = np.repeat(np.arange(len(gaps)), [len(gap) for gap in gaps])
     return np.concatenate([*gaps, np.empty(0)]), rows
 

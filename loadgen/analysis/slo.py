@@ -50,7 +50,7 @@ class Judge:
         return cls({one.name: one.goodput or common for one in settings.load.classes})
 
     def good(self, record: Record) -> bool:
-        """Whether the request succeeded and met every limit."""
+        """True if the request succeeded and met every limit."""
         if record.outcome != Outcome.OK:
             return False
         for metric, limit in self._limits[record.klass]:

@@ -59,7 +59,7 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """Duration in seconds."""
+        """Duration of the window in seconds."""
         return self.until - self.since
 
 

@@ -27,7 +27,8 @@ from loadgen.common.record import NO_FAILURE, Outcome, Record
 from loadgen.common.settings import JudgeSettings, Settings
 
 STAGES = ("admission", "queue", "prefill", "transfer", "decode")
-# Of prompts that share nothing by design. The chat template's own tokens are a part of each.
+# Largest cached share of prompts that share nothing by design. The chat template's own tokens are a part of
+# each.
 _MOST_CACHED = 0.25
 # What can make a process of the generator late; its reports have percentiles of each in milliseconds.
 _LAGS = ("loop_lag", "cpu_wait", "throttled")
@@ -115,7 +116,7 @@ class Summary:
 
     @property
     def valid(self) -> bool:
-        """Whether the run is valid."""
+        """True if nothing makes the run invalid."""
         return not self.invalid
 
     def as_dict(self) -> dict[str, Any]:

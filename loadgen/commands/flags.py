@@ -89,7 +89,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def add_shared(parser: argparse.ArgumentParser) -> None:
-    """Adds the shared flags."""
+    """Adds the flags that commands share."""
     _add_load(parser)
     _add_prompts(parser)
     _add_judging(parser)

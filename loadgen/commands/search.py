@@ -99,5 +99,5 @@ def rows_of(arguments: argparse.Namespace) -> Callable[[Run], None]:
 
 
 def report(line: str) -> None:
-    """Prints progress to stderr."""
+    """Prints a line of progress to stderr."""
     print(f"loadgen: {line}", file=sys.stderr, flush=True)

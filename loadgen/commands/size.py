@@ -68,6 +68,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="workers of each role that may be away (default %(default)s)",
     )
+    parser.add_argument(
+        "--tokens-per-step",
+        type=float,
+        metavar="X",
+        help="tokens that a decode step gives most sequences, with speculation (default: the profile's)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object to stdout")
 
 
@@ -77,6 +83,10 @@ def main(arguments: argparse.Namespace) -> int:
         profile = read_profile(arguments.profile)
     except ProfileError as error:
         raise LoadgenError(str(error)) from None
+    if (tokens := arguments.tokens_per_step) is not None:
+        if not 1 <= tokens <= 8:
+            raise LoadgenError("--tokens-per-step must lie between 1 and 8")
+        profile = profile.model_copy(update={"tokens_a_step": tokens})
     load = _load(arguments)
     if not all(0 < rate < float("inf") for rate in arguments.rates):
         raise LoadgenError("--rates must be positive")

@@ -1,4 +1,4 @@
-"""Types of numpy arrays."""
+"""Types of the numpy arrays in use."""
 
 from __future__ import annotations
 

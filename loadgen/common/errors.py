@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class LoadgenError(Exception):
-    """Nothing can be measured: a wrong flag, an unreadable file, a server that does not answer."""
+    """A measurement cannot be made: a wrong flag, an unreadable file, a server that does not answer."""
 
 
 def reason_of(error: Exception) -> str:
-    """Why a file could not be read or parsed."""
+    """Says why a file could not be read or parsed."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return f"has no {error}" if isinstance(error, KeyError) else str(error)

@@ -6,7 +6,7 @@ import math
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """The value with so many significant digits and no exponent; a dash for None."""
+    """Formats the value with `digits` significant digits and no exponent; a dash for None."""
     if value is None or math.isnan(value):
         return "–"
     if value == 0 or not math.isfinite(value):

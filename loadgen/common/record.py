@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Outcome(StrEnum):
-    """How a request ended, besides gRPC's own codes (`UNAVAILABLE`) and HTTP's (`HTTP_503`)."""
+    """The outcome of a request, besides gRPC's own codes (`UNAVAILABLE`) and HTTP's (`HTTP_503`)."""
 
     OK = "OK"
     # Cancelled by the client, as planned.

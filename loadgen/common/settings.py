@@ -92,7 +92,7 @@ class Words(Strict):
 
 
 class PromptSettings(Strict):
-    """The prompts."""
+    """Settings of the prompts that are sent."""
 
     dataset: Dataset = "random"
     # Own prompts instead: JSONL or ShareGPT.
@@ -113,7 +113,7 @@ class PromptSettings(Strict):
 
 
 class TraceSettings(Strict):
-    """A recorded load."""
+    """Settings of a recorded load."""
 
     file: str
     format: TraceFormat
@@ -122,7 +122,7 @@ class TraceSettings(Strict):
 
 
 class LoadSettings(Strict):
-    """When requests are sent, how many, and of which kind."""
+    """Settings of when requests are sent, how many, and of which kind."""
 
     rate: float | None = Field(None, gt=0, description="requests (or conversations) per second")
     # As in `--stages`; instead of a rate.
@@ -152,7 +152,7 @@ class LoadSettings(Strict):
 
     @property
     def stationary(self) -> bool:
-        """Whether the load is constant from start to end."""
+        """True if the load is constant from start to end."""
         return not self.stages and self.trace is None
 
 
@@ -172,7 +172,7 @@ class JudgeSettings(Strict):
 
 
 class GeneratorSettings(Strict):
-    """The generator itself."""
+    """Settings of the generator itself."""
 
     processes: int = Field(1, ge=1, le=256, description="number of sending processes")
     # The processor of each process; empty: any.

@@ -57,7 +57,7 @@ class History:
         return self._text
 
     def add_answer(self, answer: Answer) -> None:
-        """Appends the answer."""
+        """Appends the answer to the conversation."""
         self._ids += answer.ids
         self._text += "".join(answer.text)
         self._messages.append(Message(_ANSWER_ROLE, "".join(answer.text)))
@@ -65,7 +65,7 @@ class History:
 
 @dataclass(slots=True)
 class Counts:
-    """Progress of this process."""
+    """Progress counters of this process."""
 
     sent: int = 0
     ended: int = 0

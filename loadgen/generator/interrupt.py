@@ -10,7 +10,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """While entered, the first SIGINT or SIGTERM only sets `asked`; the next has its default effect."""
+    """Context manager in which the first SIGINT or SIGTERM only sets `asked`; the next has its default
+    effect."""
 
     def __init__(self) -> None:
         self.asked = False

@@ -34,7 +34,7 @@ class LoopLag:
         self.samples: list[float] = []
 
     async def run(self) -> None:
-        """Samples until cancelled."""
+        """Samples the event loop's lag until cancelled."""
         due = self._clock() + TICK_S
         while True:
             await asyncio.sleep(max(0.0, due - self._clock()))
@@ -55,7 +55,7 @@ class CpuWait:
         self.samples: list[float] = []
 
     async def run(self) -> None:
-        """Samples until cancelled."""
+        """Samples the waits for a processor until cancelled."""
         waited, times = await asyncio.to_thread(_waits)
         while True:
             await asyncio.sleep(EVERY_S)
@@ -98,7 +98,7 @@ class CpuLimit:
         return times, seconds
 
     async def run(self) -> None:
-        """Samples until cancelled."""
+        """Samples the time held back by the CPU limit until cancelled."""
         if not self._stats:
             return
         (_, before), began = self.held_back(), self._clock()
@@ -122,7 +122,7 @@ def _stats(proc: Path) -> Iterator[Path]:
 
 
 def _mounts(proc: Path) -> Iterator[tuple[Path, Path, int]]:
-    """For each hierarchy with CPU limits: the group's path, the mount point, the version."""
+    """Yields for each hierarchy with CPU limits the group's path, the mount point, the version."""
     for line in _lines(proc / "mountinfo"):
         mount, _, system = line.partition(" - ")
         kind, _, options = system.split(" ", 2)

@@ -47,14 +47,14 @@ class ProgressView:
             self._live.stop()
 
     def watch(self, progress: Progress) -> bool:
-        """Starts the display."""
+        """Shows new progress; returns False if the run should end."""
         self._recent.append(progress)
         if self._live is not None:
             self._live.update(self.render())
         return self._go_on(progress)
 
     def render(self) -> Group:
-        """The displayed lines."""
+        """Returns the lines that are displayed."""
         now, before = self._recent[-1], self._recent[0]
         seconds = max(1e-9, now.elapsed_s - before.elapsed_s)
         cells = [

@@ -44,7 +44,7 @@ class Scraper:
         self.samples: list[Sample] = []
 
     async def run(self) -> None:
-        """Samples until cancelled."""
+        """Scrapes metrics in rounds until cancelled."""
         async with contextlib.AsyncExitStack() as stack:
             admin = await stack.enter_async_context(AdminPort(self._target))
             public = None

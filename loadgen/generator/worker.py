@@ -56,7 +56,7 @@ class Assignment(Strict):
 
 
 class Worker:
-    """Runs one assignment."""
+    """Runs one assignment of requests."""
 
     def __init__(self, assignment: Assignment, commands: asyncio.StreamReader, records: BinaryIO) -> None:
         self._settings = assignment.settings

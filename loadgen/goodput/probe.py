@@ -17,7 +17,7 @@ CUT = 0.2
 
 
 class Verdict(StrEnum):
-    """Whether a rate meets the limits."""
+    """The judgement of whether a rate meets the limits."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -82,7 +82,7 @@ def _window(scheduled: Floats, ended: Floats) -> Window:
 
 
 def _offered(rate: float, requests: int, starts: Floats) -> float:
-    """By the conversations that began: their last turns are due long after the last one has begun, the later
-    the slower the server."""
+    """Offered rate, by the conversations that began: their last turns are due long after the last one has
+    begun, the later the slower the server."""
     span = float(starts[-1] - starts[0]) if len(starts) else 0.0
     return requests / len(starts) * (len(starts) - 1) / span if span > 0 else rate

@@ -29,8 +29,8 @@ _LONGEST_SHARE = 1 / 5
 # Part of the budget for bracketing.
 _MOST_BRACKETING = 0.5
 _FACTOR = 2.0
-# While the interval of the crossing is wider than this, probes are short and at its middle; at most so many,
-# since a noisy server needs longer ones.
+# While the interval of the crossing is wider than this, probes are short and at its middle; at most
+# `_MOST_SHORT`, since a noisy server needs longer ones.
 _VAGUE = 1.5
 _MOST_SHORT = 3
 _KNOWN = 1.2
@@ -47,7 +47,7 @@ class Phase(StrEnum):
 
 
 class Finding(StrEnum):
-    """How a search ended."""
+    """The result of a search for the highest rate."""
 
     FOUND = "found"
     NOTHING = "nothing was measured"
@@ -59,7 +59,7 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The next measurement."""
+    """The next measurement of a search."""
 
     rate: float
     seconds: float
@@ -131,7 +131,7 @@ class Search:
         self._left -= took_s
 
     def result(self) -> Goodput:
-        """The result so far."""
+        """Returns the result of the measurements so far."""
         probes = tuple(self._probes)
         if not probes:
             return Goodput(Finding.NOTHING, None, None, probes)

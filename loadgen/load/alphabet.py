@@ -34,7 +34,7 @@ class IdAlphabet:
     cost: int = 1
 
     def content(self, symbols: Integers, tokens: int) -> Content:
-        """The first `tokens` symbols."""
+        """Returns the first `tokens` symbols as ids."""
         ids: list[int] = symbols[:tokens].tolist()
         return ids
 

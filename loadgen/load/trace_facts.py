@@ -1,4 +1,4 @@
-"""Statistics of a trace."""
+"""Statistics of a recorded trace."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Conversation:
 
 
 class Workload(Protocol):
-    """A source of conversations."""
+    """A source of conversations, by number."""
 
     def conversation(self, number: int) -> Conversation | None:
         """Conversation `number`; None where there are no more."""
@@ -107,7 +107,7 @@ class SyntheticWorkload:
         }
 
     def conversation(self, number: int) -> Conversation | None:
-        """Conversation `number`."""
+        """Draws conversation `number`; the same for the same seed."""
         random = self._mix.random(number)
         klass = self._mix.klass(random)
         turns = tuple(

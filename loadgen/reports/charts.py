@@ -76,7 +76,7 @@ def backlog(columns: Columns, window: Window) -> Chart:
 
 
 def throughput(columns: Columns, window: Window) -> Chart | None:
-    """Tokens received per second."""
+    """Chart of output tokens received per second; None without tokens."""
     times = np.array([time for record in columns.records for time in record.token_times])
     if not len(times):
         return None
@@ -90,7 +90,7 @@ def throughput(columns: Columns, window: Window) -> Chart | None:
 
 
 def lag(columns: Columns) -> Chart | None:
-    """The generator's own lag."""
+    """Chart of the generator's own lag; None if nothing was sent."""
     rows = [(r.scheduled, (r.sent - r.scheduled) * 1e3) for r in columns.records if r.sent is not None]
     if not rows:
         return None

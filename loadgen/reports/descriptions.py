@@ -42,7 +42,7 @@ def prompt_words(settings: Settings) -> str:
 
 
 def cache_words(summary: Summary) -> str:
-    """How much of the prompts was cached."""
+    """Describes the share of the prompts that was cached."""
     if summary.cached_share is None:
         return "prompt tokens in the server's prefix cache: not reported"
     return f"prompt tokens in the server's prefix cache: {summary.cached_share:.1%}"

@@ -24,7 +24,7 @@ from loadgen.reports.svg import Chart
 
 
 def run_page(run: Run) -> str:
-    """The page."""
+    """Returns the HTML page of a run."""
     summary, settings = run.summary, run.settings
     columns = Columns.of(run.records, Judge.of(settings))
     title = f"{settings.target.model} at {settings.target.url}"

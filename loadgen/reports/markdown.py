@@ -13,7 +13,7 @@ from loadgen.reports.descriptions import cache_words, leak_words, limit_words, l
 
 
 def run_markdown(run: Run) -> str:
-    """One run."""
+    """Returns the Markdown report of one run."""
     summary, settings = run.summary, run.settings
     window, throughput = summary.window, summary.throughput
     lines = [

@@ -14,7 +14,7 @@ from loadgen.reports.svg import Chart
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A headline figure."""
+    """A headline figure of a page."""
 
     name: str
     value: str
@@ -22,7 +22,7 @@ class Tile:
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """The whole document."""
+    """Returns the whole HTML document."""
     style = resources.files("loadgen.reports").joinpath("style.css").read_text()
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -84,6 +84,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int | None 
 
 
 def folded(title: str, document: dict[str, Any]) -> str:
-    """Collapsed JSON."""
+    """Returns a document as collapsed JSON."""
     text = escape(json.dumps(document, indent=1))
     return f"<details><summary>{escape(title)}</summary><pre>{text}</pre></details>"

@@ -26,7 +26,7 @@ class Scale:
         return min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.5
 
     def ticks(self, about: int = 5) -> list[float]:
-        """About so many round values between the ends."""
+        """Returns about `about` round values between the ends."""
         return self._log_ticks(about) if self.log else self._linear_ticks(about)
 
     def _linear_ticks(self, about: int) -> list[float]:

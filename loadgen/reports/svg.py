@@ -33,14 +33,14 @@ class Chart:
     _legend: list[tuple[str, str]] = field(default_factory=list)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """A position in pixels."""
+        """Converts a point to its position in pixels."""
         return (
             _LEFT + self.x.place(x) * (WIDTH - _LEFT - _RIGHT),
             self.height - _BOTTOM - self.y.place(y) * (self.height - _TOP - _BOTTOM),
         )
 
     def line(self, points: Points, style: str, label: str = "", *, steps: bool = False) -> None:
-        """A line through all points; with `steps` each value extends to the next."""
+        """Draws a line through all points; with `steps` each value extends to the next."""
         if not points:
             return
         places = [self.at(x, y) for x, y in points]
@@ -53,7 +53,7 @@ class Chart:
     def dots(
         self, points: Points, style: str, label: str = "", *, radius: float = 2.0, titles: Sequence[str] = ()
     ) -> None:
-        """One dot per point; a title is shown on hover."""
+        """Draws one dot per point; a title is shown on hover."""
         for place, (x, y) in enumerate(points):
             left, top = self.at(x, y)
             title = f"<title>{escape(titles[place])}</title>" if titles else ""
@@ -64,7 +64,7 @@ class Chart:
             self._name(style, label)
 
     def whiskers(self, ranges: Sequence[tuple[float, float, float]], style: str) -> None:
-        """Vertical lines (x, low, high)."""
+        """Draws vertical lines (x, low, high)."""
         for x, low, high in ranges:
             left, bottom = self.at(x, low)
             _, top = self.at(x, high)
@@ -74,21 +74,21 @@ class Chart:
             )
 
     def bar(self, since: float, until: float, low: float, high: float, style: str, title: str = "") -> None:
-        """A filled rectangle in values."""
+        """Draws a filled rectangle, in values."""
         left, top = self.at(since, high)
         right, bottom = self.at(until, low)
         words = f"<title>{escape(title)}</title>" if title else ""
         self._marks.append(_rect(f"bar {style}", left, top, right - left, bottom - top, words))
 
     def shade(self, since: float, until: float, label: str = "") -> None:
-        """A background band of full height."""
+        """Draws a background band of full height."""
         left, _ = self.at(since, self.y.low)
         right, _ = self.at(until, self.y.low)
         self._marks.append(_rect("shade", left, _TOP, right - left, self.height - _TOP - _BOTTOM))
         self._name("shade", label)
 
     def upright(self, x: float, style: str, label: str, *, at_bottom: bool = False) -> None:
-        """A labelled dashed vertical line."""
+        """Draws a labelled dashed vertical line."""
         left, _ = self.at(x, self.y.low)
         self._marks.append(f'<path class="mark {style}" d="M{left:.1f},{_TOP}V{self.height - _BOTTOM}"/>')
         near_end = left > WIDTH * 0.7
@@ -97,7 +97,7 @@ class Chart:
         self._marks.append(_text("note", left + shift, height, label, anchor))
 
     def level(self, y: float, style: str, label: str) -> None:
-        """A labelled dashed horizontal line."""
+        """Draws a labelled dashed horizontal line."""
         left, top = self.at(self.x.low, y)
         self._marks.append(f'<path class="mark {style}" d="M{left:.1f},{top:.1f}H{WIDTH - _RIGHT}"/>')
         below = top < _TOP + 16
@@ -108,7 +108,7 @@ class Chart:
         self._name(style, label)
 
     def render(self) -> str:
-        """The SVG text."""
+        """Returns the chart as SVG text."""
         # Further lines of the legend stand above the picture, and push the title up.
         more = _LEGEND_LINE * max(0, len(self._legend_lines()) - 1)
         return (

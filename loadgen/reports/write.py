@@ -17,7 +17,7 @@ HTML, MARKDOWN, PARQUET = "report.html", "report.md", "requests.parquet"
 
 
 def write_reports(run: Run, *, parquet: bool = False) -> None:
-    """HTML and Markdown, and optionally parquet."""
+    """Writes HTML and Markdown, and optionally parquet."""
     (run.path / HTML).write_text(run_page(run))
     (run.path / MARKDOWN).write_text(run_markdown(run))
     if parquet:
@@ -42,6 +42,6 @@ def write_rows(run: Run) -> None:
 
 
 def write_curve_reports(path: Path, curve: Curve) -> None:
-    """HTML and Markdown of a curve."""
+    """Writes HTML and Markdown of a curve."""
     (path / HTML).write_text(curve_page(curve))
     (path / MARKDOWN).write_text(curve_markdown(curve))

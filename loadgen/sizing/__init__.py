@@ -1,4 +1,2 @@
-"""How many prefill and decode workers a load needs, computed from a profile. Imports `loadgen.common` and
-`baton.perf_model`;
-`loadgen.commands` imports it.
-"""
+"""Computes from a profile how many prefill and decode workers a load needs. Imports `loadgen.common` and
+`baton.perf_model`; `loadgen.commands` imports it."""

@@ -23,7 +23,8 @@ _MOST_WORKERS = 100_000
 
 
 class Bound(StrEnum):
-    """What more requests on a decode worker would exceed; `BATCH` is the largest that was measured."""
+    """The bound that more requests on a decode worker would exceed; `BATCH` is the largest that was
+    measured."""
 
     TPOT = "TPOT"
     KV_MEMORY = "memory"
@@ -75,7 +76,7 @@ def plan(profile: Profile, load: Load, rate: float, spare: int = 0) -> Plan:
     where no number of workers meets the limits.
     """
     _feasible(profile, load)
-    sent_s = rate * profile.kv.transfer_s(load.input_tokens)
+    sent_s = rate * profile.transfer_s(load.input_tokens)
     prefill = _fewest(lambda count: sent_s <= count and ttft(profile, load, rate, count) <= load.ttft_s)
     decode = _fewest(lambda count: _bound(profile, load, rate / count) is None)
     per_worker = rate / decode
@@ -88,14 +89,14 @@ def plan(profile: Profile, load: Load, rate: float, spare: int = 0) -> Plan:
         ttft_s=ttft(profile, load, rate, prefill),
         batch=mean_batch(profile, load, per_worker),
         tpot_s=tpot(profile, load, per_worker),
-        kv_gb_s=rate * profile.kv.transfer_bytes(load.input_tokens) / prefill / 1e9,
+        kv_gb_s=rate * profile.transfer_bytes(load.input_tokens) / prefill / 1e9,
         bound=_next_bound(profile, load, per_worker),
         worker_gpus=profile.worker_gpus,
     )
 
 
 def ttft(profile: Profile, load: Load, rate: float, workers: int) -> float:
-    """TTFT in seconds that the needed share of requests does not exceed with so many prefill workers."""
+    """TTFT in seconds that the needed share of requests does not exceed with `workers` prefill workers."""
     service = _service_s(profile, load)
     wait = wait_quantile(workers, rate, service, load.input_variation, load.share)
     return wait + service + profile.ttft_overhead_ms / 1e3
@@ -131,18 +132,18 @@ def _high_batch(profile: Profile, load: Load, rate: float) -> float:
 
 
 def _bound(profile: Profile, load: Load, rate: float) -> Bound | None:
-    """What a decode worker with this rate exceeds; None where it meets all limits."""
+    """The bound that a decode worker with this rate exceeds; None if it meets all limits."""
     batch = _high_batch(profile, load, rate)
     within = min(batch, float(profile.max_batch))
     if _token_s(profile, load, within) > load.tpot_s:
         return Bound.TPOT
-    if not profile.kv.holds(within * (load.input_tokens + load.output_tokens)):
+    if not profile.holds(within * (load.input_tokens + load.output_tokens)):
         return Bound.KV_MEMORY
     return Bound.BATCH if batch > profile.max_batch else None
 
 
 def _next_bound(profile: Profile, load: Load, rate: float) -> Bound:
-    """What a decode worker exceeds first as its rate grows from this one."""
+    """The bound that a decode worker exceeds first as its rate grows from this one."""
     while (bound := _bound(profile, load, rate)) is None:
         rate *= 1.02
     return bound
@@ -173,7 +174,7 @@ def _feasible(profile: Profile, load: Load) -> None:
             f"no number of workers reaches tpot:{load.tpot_s * 1e3:g}: a token of one sequence alone takes "
             f"{number(token * 1e3)} ms"
         )
-    if not profile.kv.holds(load.input_tokens + load.output_tokens):
+    if not profile.holds(load.input_tokens + load.output_tokens):
         raise LoadgenError(f"one sequence takes more than the {profile.kv_gb:g} GB of KV memory")
 
 

@@ -36,7 +36,6 @@ def wait_quantile(servers: int, rate: float, service_s: float, variation: float,
 
 
 def occupancy_quantile(mean: float, share: float) -> float:
-    """How many are served at once, a share of the time at most, where each has a server at once: Poisson,
-    approximated by a normal distribution.
-    """
+    """Number of requests served at once that is not exceeded for a share of the time, if each has a server at
+    once: Poisson, approximated by a normal distribution."""
     return mean + NormalDist().inv_cdf(share) * math.sqrt(mean)

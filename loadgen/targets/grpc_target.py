@@ -82,7 +82,7 @@ class GrpcTarget:
         return Payload(message.SerializeToString(), headers_of(request, settings))
 
     async def send(self, payload: Payload, record: Record, answer: Answer) -> None:
-        """One Generate call. Raises Failure with gRPC's code."""
+        """Makes one Generate call. Raises Failure with gRPC's code."""
         clock = self._clock
         call = next(self._calls)(payload.data, metadata=payload.metadata)
         try:

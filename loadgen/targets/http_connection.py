@@ -32,10 +32,11 @@ class Listener(Protocol):
     """Receives one response. An exception that it raises ends the exchange."""
 
     def on_status(self, status: int, headers: Mapping[str, str]) -> None:
-        """Called before any body."""
+        """Takes the status and headers; called before any body."""
 
     def on_body(self, data: bytes, late: float | None) -> None:
-        """A part of the body; it arrived at this machine `late` seconds ago, if the kernel reports that."""
+        """Takes a part of the body; it arrived at this machine `late` seconds ago, if the kernel reports
+        that."""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -173,7 +174,7 @@ class ConnectionPool:
             self._idle.popleft()[0].close()
 
     async def close(self) -> None:
-        """Closes idle connections."""
+        """Closes the connections that are idle."""
         while self._idle:
             self._idle.pop()[0].close()
         await asyncio.sleep(0)  # lets the transports close

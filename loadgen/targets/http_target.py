@@ -16,10 +16,10 @@ from loadgen.targets.target import Answer, Failure, Payload, Request, headers_of
 _LONGEST_ERROR = 64 * 1024
 # Fields of a delta that carry output as text; servers differ in the name of reasoning.
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
-# Those that carry calls of functions, which are output as well.
+# Keys that carry calls of functions, which are output as well.
 _CALLS = ("tool_calls", "function_call")
 _LONGEST_NAME = 40
-# Those that carry no output. Whatever else a delta has may be some that is not counted.
+# Keys that carry no output. Whatever else a delta has may be some that is not counted.
 _OTHERS = frozenset({"role", "name", "id", "index", "type", "obfuscation"})
 
 
@@ -51,7 +51,7 @@ class HttpTarget:
         return Payload(f"{self._head}{header_lines}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
     async def send(self, payload: Payload, record: Record, answer: Answer) -> None:
-        """One exchange. Raises Failure with `HTTP_<status>` where the server refused."""
+        """Makes one exchange. Raises Failure with `HTTP_<status>` if the server refused."""
         listener = StreamListener(record, answer, self._clock, chat=self._chat)
         connection = await self._pool.take()
         try:
@@ -61,7 +61,7 @@ class HttpTarget:
         listener.check_end()
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections to the target."""
         await self._pool.close()
 
     def _body(self, request: Request) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _ANSWER_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LeakCheck:
-    """What is still in use after the run; None, with the reason, where it was not checked."""
+    """Resources still in use after the run; None, with the reason, if they were not checked."""
 
     held: list[str] | None
     not_checked: str = ""
@@ -46,14 +46,15 @@ async def check_leaks(target: TargetSettings) -> LeakCheck:
 
 
 def judge(status: AdminServiceGetStatusResponse) -> LeakCheck:
-    """What router and workers have in use; not checked where a worker gives no audit."""
+    """Lists the resources that router and workers have in use; not checked if a worker reports no
+    counters."""
     held = [f"router: {status.router.running} requests run"] if status.router.running else []
     silent = [] if status.workers else ["no worker is known"]
     for one in status.workers:
         name = one.worker.identity.name or one.worker.address
         held += [f"{name}: {what}" for what in _held(one.worker.audit)]
         if one.worker.error:
-            silent.append(f"no audit of {name}: {one.worker.error}")
+            silent.append(f"no counters of {name}: {one.worker.error}")
     return LeakCheck(None, silent[0]) if silent and not held else LeakCheck(held)
 
 

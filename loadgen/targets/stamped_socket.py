@@ -41,13 +41,13 @@ class StampedSocket(socket.socket):
         return None if self._arrived_ns is None else max(0, time.time_ns() - self._arrived_ns) / 1e9
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """Like `socket.recv`."""
+        """Receives like `socket.recv`, and notes the packet's time."""
         data, ancillary, _, _ = self.recvmsg(min(size, _AT_ONCE), _SPACE, flags)
         self._note(ancillary)
         return data
 
     def recv_into(self, buffer: Buffer, size: int = 0, flags: int = 0) -> int:
-        """Like `socket.recv_into`, which TLS uses."""
+        """Receives like `socket.recv_into`, which TLS uses, and notes the packet's time."""
         count, ancillary, _, _ = self.recvmsg_into([memoryview(buffer)[: size or None]], _SPACE, flags)
         self._note(ancillary)
         return count

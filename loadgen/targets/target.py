@@ -108,4 +108,4 @@ class Target(Protocol):
         """
 
     async def close(self) -> None:
-        """Closes every connection."""
+        """Closes every connection to the target."""

@@ -15,7 +15,7 @@ GRPC, GRPCS = "grpc://", "grpcs://"
 
 
 def is_grpc(url: str) -> bool:
-    """Whether a target speaks Baton's gRPC API."""
+    """True if a target speaks Baton's gRPC API."""
     return url.startswith((GRPC, GRPCS))
 
 
@@ -40,7 +40,7 @@ def grpc_channel(target: TargetSettings, options: tuple[tuple[str, int], ...]) -
 
 
 def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
-    """For a target's HTTP API. Raises LoadgenError where a file cannot be used."""
+    """Creates the TLS context for a target's HTTP API. Raises LoadgenError if a file cannot be used."""
     try:
         context = ssl.create_default_context(cafile=tls.ca_file)
         if tls.cert_file is not None:

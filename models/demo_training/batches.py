@@ -48,7 +48,7 @@ class Rows(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one step learns from."""
+    """The rows that one step learns from."""
 
     short: Rows
     long: Rows
@@ -84,7 +84,7 @@ class BatchSource:
         self._pool.join()
 
     def batches(self, first: int) -> Iterator[Batch]:
-        """Those of the steps from `first` to the plan's last, in order."""
+        """Yields the batches of the steps from `first` to the plan's last, in order."""
         ahead = min(self._plan.steps, first + self._workers * _AHEAD_A_WORKER)
         pending = deque(self._pool.apply_async(_make, (step,)) for step in range(first, ahead))
         while pending:
@@ -100,7 +100,7 @@ def _stack(rows: list[Row]) -> Rows:
 
 
 class _Worker:
-    """What a worker process keeps between its batches."""
+    """State that a worker process keeps between its batches."""
 
     plan: BatchPlan
     maker: RowMaker

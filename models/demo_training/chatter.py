@@ -108,7 +108,8 @@ def prose(draw: random.Random) -> str:
 
 
 def _spoken(draw: random.Random, text: str) -> str:
-    """As people type: in other words, without an end mark, in lower case, with words around it or a slip."""
+    """Rewrites a text as people type: in other words, without an end mark, in lower case, with words around
+    it or a slip."""
     for beginning, others in _REWORDED:
         if text.startswith(beginning) and draw.random() < 0.4:
             text = pick(draw, others) + text.removeprefix(beginning)

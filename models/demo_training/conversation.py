@@ -40,7 +40,8 @@ _SYSTEM_TEXTS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`ids` and, for each of them, whether it is the assistant's: both `(length,)`, uint16 and bool."""
+    """Token ids of a conversation: `ids` and, for each of them, whether it is the assistant's, both
+    `(length,)`, uint16 and bool."""
 
     ids: npt.NDArray[np.uint16]
     answers: npt.NDArray[np.bool_]
@@ -83,7 +84,7 @@ class RowMaker:
 
     @property
     def end(self) -> int:
-        """What ends an answer."""
+        """The token that ends an answer."""
         return self._special[END]
 
     def _opening(self, draw: random.Random) -> _Parts:

@@ -15,7 +15,7 @@ Lines = list[str]
 
 
 def copying(draw: random.Random) -> Turn:
-    """Something to copy, and what to change."""
+    """Draws a text to copy, and a change to make in it."""
     return _KINDS[below(draw, len(_KINDS))](draw)
 
 

@@ -3,6 +3,8 @@
     python -m models.demo_training.evaluate --dtype float32 --count 500
     python -m models.demo_training.evaluate --cluster 127.0.0.1:50051 --count 500 --parts copy,json
 
+Of a cluster it also says how many tokens a decode step gave out, by part: how well drafts suit its text.
+
 One JSON object on stdout; progress on stderr. The questions are those of `exam`, the same for everyone.
 """
 
@@ -13,9 +15,10 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from models.demo_training.exam import MAX_ANSWER_TOKENS, PARTS, questions
@@ -105,26 +108,41 @@ class Transformers:
 
 
 class ThroughCluster:
-    """The checkpoint through the gRPC API of a running cluster."""
+    """The checkpoint through the gRPC API of a running cluster. `predictions`: question → the request's
+    prediction, where it has one."""
 
-    def __init__(self, address: str, at_once: int = AT_ONCE) -> None:
+    def __init__(
+        self, address: str, at_once: int = AT_ONCE, predictions: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._address = address
         self._at_once = at_once
+        self._predictions = predictions
+        self._steps = self._accepted = 0
+
+    def take_tokens_per_step(self) -> float | None:
+        """Tokens that a decode step gave out on average since the last call; None where none was counted."""
+        steps, accepted = self._steps, self._accepted
+        self._steps = self._accepted = 0
+        return (steps + accepted) / steps if steps else None
 
     def __call__(self, asked: Sequence[str]) -> list[str]:
         return asyncio.run(self._ask_all(asked))
 
     async def _ask_all(self, asked: Sequence[str]) -> list[str]:
-        from baton.client import AsyncClient, Message
+        from baton.client import AsyncClient, Message, Sampling
 
         turn = asyncio.Semaphore(self._at_once)
         async with await AsyncClient.connect(self._address) as client:
 
             async def ask(question: str) -> str:
                 async with turn:
-                    completion = await client.complete(
-                        [Message("user", question)], temperature=0, max_tokens=MAX_ANSWER_TOKENS
-                    )
+                    fields: Sampling = {"temperature": 0, "max_tokens": MAX_ANSWER_TOKENS}
+                    if question in self._predictions:
+                        fields["prediction"] = self._predictions[question]
+                    completion = await client.complete([Message("user", question)], **fields)
+                if (trace := completion.choices[0].trace) is not None:
+                    self._steps += trace.decode_steps
+                    self._accepted += trace.accepted_draft_tokens
                 return completion.text
 
             return list(await asyncio.gather(*map(ask, asked)))
@@ -151,7 +169,7 @@ def report(marked: dict[str, Marked]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """0; scores are for the reader to judge."""
+    """Evaluates and returns 0; scores are for the reader to judge."""
     parser = argparse.ArgumentParser(description="Marks the demo model's greedy answers.")
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument(
@@ -160,19 +178,29 @@ def main() -> int:
     parser.add_argument(
         "--at-once", type=int, default=AT_ONCE, help=f"requests to the cluster (default {AT_ONCE})"
     )
+    parser.add_argument(
+        "--predict", action="store_true", help="the right answer is the prediction of each request to it"
+    )
     parser.add_argument("--dtype", default="float32", help="through transformers (default float32)")
     parser.add_argument("--device", default="cpu", help="through transformers (default cpu)")
     parser.add_argument("--count", type=int, default=500, help="questions of each part (default 500)")
     parser.add_argument("--parts", default=",".join(PARTS), help="default: all")
     arguments = parser.parse_args()
-    answerer: Answerer
-    if arguments.cluster:
-        through, answerer = "cluster", ThroughCluster(arguments.cluster, arguments.at_once)
-    else:
+    parts, count = arguments.parts.split(","), arguments.count
+    if not arguments.cluster:
         through = f"transformers, {arguments.dtype}, {arguments.device}"
         answerer = Transformers(arguments.model, arguments.dtype, arguments.device)
-    marked = mark(answerer, arguments.parts.split(","), arguments.count)
-    print(json.dumps({"through": through, **report(marked)}, indent=1))
+        print(json.dumps({"through": through, **report(mark(answerer, parts, count))}, indent=1))
+        return 0
+    known = {turn.question: turn.answer for part in parts for turn in questions(part, count)}
+    cluster = ThroughCluster(
+        arguments.cluster, arguments.at_once, predictions=known if arguments.predict else {}
+    )
+    marked, tokens = dict[str, Marked](), dict[str, float | None]()
+    for part in parts:
+        marked |= mark(cluster, [part], count)
+        tokens[part] = cluster.take_tokens_per_step()
+    print(json.dumps({"through": "cluster", "tokens_per_step": tokens, **report(marked)}, indent=1))
     return 0
 
 

@@ -34,7 +34,7 @@ _MAX_FIELDS, _MAX_INNER, _MAX_ITEMS, _MAX_CHOICES = 6, 3, 4, 4
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a value must be. `kind`: any, string, integer, number, boolean, choice, list, object.
+    """The shape that a value must have. `kind`: any, string, integer, number, boolean, choice, list, object.
 
     `choices` of a choice; `item` and `count` of a list (None: any number); `fields` of an object.
     """
@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def words(self) -> str:
-        """In plain English."""
+        """The shape in plain English."""
         if self.kind == "choice":
             return "one of " + ", ".join(map(json.dumps, self.choices))
         if self.kind == "list":
@@ -68,7 +68,7 @@ class Shape:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """As a JSON schema."""
+        """The shape as a JSON schema."""
         if self.kind == "choice":
             return {"enum": list(self.choices)}
         if self.kind == "list":
@@ -82,7 +82,7 @@ class Shape:
         return {} if self.kind == "any" else {"type": self.kind}
 
     def fits(self, value: object) -> bool:
-        """Whether a parsed value has this shape, with no field missing or beside."""
+        """True if a parsed value has this shape, with no field missing or added."""
         match self.kind:
             case "any":
                 return True
@@ -110,7 +110,7 @@ class Shape:
         )
 
     def fits_text(self, text: str) -> bool:
-        """Whether the text is one JSON value of this shape and nothing else."""
+        """True if the text is one JSON value of this shape and nothing else."""
         try:
             return self.fits(json.loads(text))
         except ValueError:
@@ -134,7 +134,7 @@ def shaped(draw: random.Random) -> Turn:
 
 
 def _enumerated(draw: random.Random, shape: Shape) -> str:
-    """Its fields, sometimes with "and" before the last."""
+    """Lists the shape's fields, sometimes with "and" before the last."""
     *most, last = shape.described
     return f"{', '.join(most)} and {last}" if most and draw.random() < 0.4 else shape.listed
 

@@ -36,7 +36,7 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Random weights of torch's current seed; what writes to the stream begins at zero."""
+        """Draws weights by torch's current seed; what writes to the stream begins at zero."""
         for name, weight in self.named_parameters():
             if weight.ndim == 1:
                 weight.fill_(1.0)
@@ -47,7 +47,7 @@ class Llama(nn.Module):
                 weight.normal_(0.0, deviation)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits `(batch, tokens, vocab)`."""
+        """Computes logits `(batch, tokens, vocab)` from ids `(batch, tokens)`."""
         return F.linear(self.model(ids), self.model.embed_tokens.weight)
 
     def losses(self, ids: Tensor, targets: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
-        """One update with every learning rate times `scale`, and the gradients are gone."""
+        """Makes one update with every learning rate times `scale`, and clears the gradients."""
         self.steps += 1
         for shape, members in self._groups.items():
             self._step_matrices(shape, members, scale)

@@ -19,7 +19,7 @@ _LOSSES = {"loss": "weighted loss", "answer_loss": "loss of an answer's token"}
 
 
 def draw(run: Path, picture: Path) -> None:
-    """`run` is a checkpoint's training.json; the picture's format is its suffix."""
+    """Draws the picture of `run`, a checkpoint's training.json; its format is its suffix."""
     curve: list[dict[str, float]] = json.loads(run.read_text("utf-8"))["curve"]
     figure, (above, below) = plt.subplots(
         2, 1, sharex=True, figsize=(7, 5.5), height_ratios=(3, 2), layout="constrained"
@@ -41,7 +41,7 @@ def draw(run: Path, picture: Path) -> None:
 
 
 def main() -> int:
-    """0, with the picture drawn."""
+    """Draws the picture and returns 0."""
     parser = argparse.ArgumentParser(description="Draws a run's losses and exact answers over its steps.")
     parser.add_argument("run", type=Path, help="training.json of a checkpoint")
     parser.add_argument("picture", type=Path, help="file to write; its suffix is its format")

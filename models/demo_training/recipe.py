@@ -1,5 +1,5 @@
-"""What a training run is: its network, its data, its rates. Two of them: the shipped model's, and a small one
-that shows on a CPU that all parts work."""
+"""The recipe of a training run: its network, its data, its rates. Two of them: the shipped model's, and a
+small one that shows on a CPU that all parts work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from models.demo_training.optimizer import LearningRates
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`rest_weight`: what a token that is not the assistant's weighs in the loss, the assistant's being 1."""
+    """Settings of a training run. `rest_weight`: what a token that is not the assistant's weighs in the loss,
+    the assistant's being 1."""
 
     shape: Shape
     plan: BatchPlan
@@ -30,7 +31,7 @@ class Recipe:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All of it, for the state's file."""
+        """All settings of the recipe, for the state's file."""
         return asdict(self)
 
 

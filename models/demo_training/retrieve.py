@@ -72,7 +72,7 @@ def _question(draw: random.Random, order: list[tuple[str, str]], missing: list[s
 
 
 def sentence(key: str, value: str) -> str:
-    """How an answer words it."""
+    """Returns the sentence of an answer."""
     return f"The value of {key} is {value}."
 
 

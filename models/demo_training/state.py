@@ -25,7 +25,7 @@ FILE_BYTES = 15_000_000
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run is. `settings` must be the same when it goes on; `seconds` include compilation."""
+    """Progress of a run. `settings` must be the same when it goes on; `seconds` include compilation."""
 
     settings: dict[str, Any]
     steps: int = 0
@@ -60,8 +60,8 @@ def restore(folder: Path, network: Llama, optimizer: Optimizer, settings: dict[s
 
 
 def export(folder: Path, network: Llama, special_ids: Mapping[str, int], progress: Progress) -> None:
-    """The checkpoint to ship, without its tokenizer: `model.safetensors` in bfloat16, its configuration, and
-    the loss curve."""
+    """Writes the checkpoint to ship, without its tokenizer: `model.safetensors` in bfloat16, its
+    configuration, and the loss curve."""
     shape = network.shape
     ids = {
         "bos_token_id": special_ids[BOS],

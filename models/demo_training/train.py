@@ -60,7 +60,8 @@ def train(trainer: Trainer, data: Iterator[Batch], maker: RowMaker, seconds: flo
 
 
 def run(recipe: Recipe, arguments: argparse.Namespace) -> bool:
-    """Trains as the command line says; whether the plan is done.
+    """Trains as the command line says; returns True if the plan is done. ValueError if the state is of
+    another recipe.
 
     ValueError where the state is of another recipe.
     """
@@ -85,13 +86,13 @@ def run(recipe: Recipe, arguments: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    """0, whether the run is done or was stopped at its time."""
+    """Trains and returns 0, whether the run is done or was stopped at its time."""
     parser = argparse.ArgumentParser(description="Trains Baton's demo model.")
     parser.add_argument("--recipe", choices=RECIPES, default="full")
     parser.add_argument("--state", type=Path, help="folder to go on from, and to keep the state in")
     parser.add_argument("--out", type=Path, help="folder for the checkpoint")
     parser.add_argument(
-        "--seconds", type=float, default=float("inf"), help="stop after so many, in this call"
+        "--seconds", type=float, default=float("inf"), help="seconds after which to stop, in this call"
     )
     parser.add_argument("--device", help="default: cuda if there is one")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="make data")

@@ -35,7 +35,7 @@ class Trainer:
             self._losses = torch.compile(self.network.losses, dynamic=False)
 
     def step(self, batch: Batch) -> None:
-        """One update."""
+        """Makes one update by a batch."""
         parts = [self._moved(rows) for rows in batch]
         total = torch.stack([weights.sum() for _, _, weights in parts]).sum()
         for ids, answers, weights in parts:

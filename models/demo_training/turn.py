@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """`answer` is what training shows; `judge`, where given, marks any text, else only `answer` is right."""
+    """One question and its answer. `answer` is what training shows; `judge`, where given, marks any text,
+    else only `answer` is right."""
 
     task: str
     question: str

@@ -49,7 +49,7 @@ _SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]|\s+"
 
 
 def build() -> Tokenizer:
-    """Learns the merges anew; the same every time."""
+    """Learns the merges from the data; the same every time."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -87,7 +87,7 @@ def _texts() -> Iterator[str]:
 
 
 def write(folder: Path) -> None:
-    """Both files of the tokenizer."""
+    """Writes both files of the tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     content = json.loads(build().to_str())
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", "utf-8")
@@ -104,7 +104,7 @@ def write(folder: Path) -> None:
 
 
 def main() -> int:
-    """0, with the tokenizer written."""
+    """Writes the tokenizer and returns 0."""
     parser = argparse.ArgumentParser(description="Makes the demo model's tokenizer.")
     parser.add_argument("folder", type=Path, help="where tokenizer.json and tokenizer_config.json go")
     write(parser.parse_args().folder)

@@ -8,20 +8,14 @@ from pathlib import Path
 from services.common.observability.audit_chain import verify
 
 
-def add_flags(parser: argparse.ArgumentParser, parser_class: type[argparse.ArgumentParser]) -> None:
-    commands = parser.add_subparsers(
-        title="commands", required=True, metavar="COMMAND", dest="audit_command", parser_class=parser_class
-    )
-    verifying = commands.add_parser(
-        "verify", help="check that no line was changed, removed or inserted; exit code 2 if one was"
-    )
-    verifying.add_argument(
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "files", metavar="FILE", nargs="+", type=Path, help="files that continue each other, oldest first"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises BatonError(INVALID), which names the first line that breaks the chain."""
+    """Verifies an audit log. Raises BatonError(INVALID), which names the first line that breaks the chain."""
     found = verify(arguments.files)
     print(f"lines {found.first_line} to {found.last_line}, {found.dropped} dropped, last hash {found.hash}")
     return 0

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from baton.base.api_keys import ApiKey, KeyScope, key_hash
 from services.cli.common import extras
+from services.cli.common.console import console
 from services.cli.common.messages import notify
-from services.cli.status.command import console
 from services.cli.status.view import plain_table
 from services.common.config import reader
 from services.common.config.reader import first_problem, invalid
@@ -39,42 +39,69 @@ _SCOPES: tuple[str, ...] = get_args(KeyScope)
 Work = Callable[["RedisKeyStore"], Coroutine[None, None, None]]
 
 
-def add_flags(parser: argparse.ArgumentParser, parser_class: type[argparse.ArgumentParser]) -> None:
-    commands = parser.add_subparsers(
-        title="commands", required=True, metavar="COMMAND", dest="keys_command", parser_class=parser_class
+def add_add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tenant", metavar="NAME", required=True, help="tenant that the key belongs to")
+    parser.add_argument(
+        "--id",
+        metavar="ID",
+        default="",
+        help="id of the key in lists and logs (default: the start of its hash)",
     )
-    adding = commands.add_parser("add", help="make a key and print it, once, to stdout")
-    adding.add_argument("--tenant", metavar="NAME", required=True, help="whose key it is")
-    adding.add_argument("--id", metavar="ID", default="", help="names it in lists and logs")
-    adding.add_argument(
+    parser.add_argument(
         "--scope",
         metavar="SCOPE",
         action="append",
         choices=_SCOPES,
         help=f"{', '.join(_SCOPES)} (default: all)",
     )
-    adding.add_argument(
+    parser.add_argument(
         "--use-model", metavar="NAME", action="append", help="a model that it may use (default: all)"
     )
-    adding.add_argument("--days", type=float, metavar="N", help="it expires after so long (default: never)")
-    adding.add_argument(
+    parser.add_argument(
+        "--days", type=float, metavar="N", help="days until the key expires (default: it never does)"
+    )
+    parser.add_argument(
         "--key-file", metavar="FILE", help="file with the key, -: stdin (default: a new random one)"
     )
-    listing = commands.add_parser("list", help="list all keys, by id")
-    revoking = commands.add_parser("revoke", help="remove a key; routers refuse it within a second")
-    revoking.add_argument("id", metavar="ID", help="its id, as baton keys list shows it")
-    signing = commands.add_parser(
-        "sign", help="accept the keys as `list` shows them, after Redis was restored or changed otherwise"
-    )
-    for one in (adding, listing, revoking, signing):
-        reader.add_config_flag(one, "YAML file of a router, of which state and cluster_secret_file are read")
+    add_config_flag(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Raises BatonError where the file or the key is invalid, the id is taken or unknown, or Redis away."""
+def add_revoke_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID", help="its id, as baton keys list shows it")
+    add_config_flag(parser)
+
+
+def add_config_flag(parser: argparse.ArgumentParser) -> None:
+    reader.add_config_flag(parser, "YAML file of a router, of which state and cluster_secret_file are read")
+
+
+def add_key(arguments: argparse.Namespace) -> int:
+    """Adds a key. Raises BatonError where the file or the key is invalid, the id is taken, or Redis away."""
+    return _run(arguments, _adding(arguments))
+
+
+def list_keys(arguments: argparse.Namespace) -> int:
+    """Prints all keys. Raises BatonError where they are not those that were signed last, or Redis is away."""
+    return _run(arguments, _list)
+
+
+def revoke_key(arguments: argparse.Namespace) -> int:
+    """Removes a key. Raises BatonError where its id is unknown, or Redis away."""
+
+    async def work(store: RedisKeyStore) -> None:
+        await store.revoke(arguments.id)
+        notify(f"key {arguments.id} is refused within a second; requests that run with it finish")
+
+    return _run(arguments, work)
+
+
+def sign_keys(arguments: argparse.Namespace) -> int:
+    """Signs the keys as they are. Raises BatonError where Redis is away."""
+    return _run(arguments, _sign)
+
+
+def _run(arguments: argparse.Namespace, work: Work) -> int:
     extras.require("state")
-    commands = {"add": _adding, "list": _listing, "revoke": _revoking, "sign": _signing}
-    work = commands[arguments.keys_command](arguments)
     settings = reader.read(KEYS, arguments, {})
     state, secret = settings.state, settings.cluster_secret or ""
     asyncio.run(_with_store(state.redis_url or "", state.namespace or "", secret, work))
@@ -132,17 +159,19 @@ def _key_of(path: str) -> str:
     return key
 
 
-def _listing(_: argparse.Namespace) -> Work:
-    async def work(store: RedisKeyStore) -> None:
-        table = plain_table()
-        for heading in ("id", "tenant", "scopes", "models", "expires"):
-            table.add_column(heading, no_wrap=True)
-        for key in sorted(await store.unsigned_listing(), key=lambda one: (one.tenant, one.key_id)):
-            table.add_row(key.key_id, key.tenant, _words(key.scopes), _words(key.models), _end(key.expires))
-        console().print(table)
-        await store.listing()  # says so where these are not all that were signed last
+async def _list(store: RedisKeyStore) -> None:
+    table = plain_table()
+    for heading in ("id", "tenant", "scopes", "models", "expires"):
+        table.add_column(heading, no_wrap=heading == "id", overflow="fold")
+    for key in sorted(await store.unsigned_listing(), key=lambda one: (one.tenant, one.key_id)):
+        table.add_row(key.key_id, key.tenant, _words(key.scopes), _words(key.models), _end(key.expires))
+    console().print(table)
+    await store.listing()  # raises where these are not all that were signed last
 
-    return work
+
+async def _sign(store: RedisKeyStore) -> None:
+    await store.sign()
+    notify("routers take the keys as `baton keys list` shows them")
 
 
 def _words(words: tuple[str, ...] | None) -> str:
@@ -154,19 +183,3 @@ def _end(expires: datetime | None) -> str:
         return "never"
     expired = " (expired)" if expires <= datetime.now(UTC) else ""
     return expires.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC") + expired
-
-
-def _revoking(arguments: argparse.Namespace) -> Work:
-    async def work(store: RedisKeyStore) -> None:
-        await store.revoke(arguments.id)
-        notify(f"key {arguments.id} is refused within a second; what runs with it, runs on")
-
-    return work
-
-
-def _signing(_: argparse.Namespace) -> Work:
-    async def work(store: RedisKeyStore) -> None:
-        await store.sign()
-        notify("routers take the keys as `baton keys list` shows them")
-
-    return work

@@ -11,9 +11,9 @@ from baton.base.cluster_auth import SECRET_VARIABLE
 from baton.engine.model.source import resolve_model
 from services.cli.common import extras, process_configs
 from services.cli.common.become import become
+from services.cli.common.free_port import require_free
 from services.cli.common.messages import warn
 from services.cli.common.place import add_place_flags, host_of, listen_host_of, name_of
-from services.cli.up.command import require_free
 from services.cli.up.local_cluster import ROLES
 from services.cli.up.model_folder import DEMO, model_of, require_weights
 from services.common.config import reader
@@ -25,7 +25,7 @@ from services.common.config.worker import WorkerConfig
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--role", choices=ROLES, required=True, help="what the worker does")
+    parser.add_argument("--role", choices=ROLES, required=True, help="role of the worker")
     add_place_flags(parser, "unique name in the cluster", "the role, with --redis-url plus random digits")
     parser.add_argument(
         "--port", help="gRPC port (default 0: any free port, reported in the ready line on stdout)"
@@ -38,7 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--admin-http-port", help="port of /health, /ready and /metrics (default: none without FILE)"
     )
-    reader.add_flags(parser, WORKER, file=False)
+    reader.add_flags(parser, WORKER, file=False, usage="--role ROLE")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,41 +9,27 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import Protocol
 
-from baton.base.errors import BatonError, ErrorKind
 from services.cluster.plain_cluster import PlainCluster
 from services.cluster.ray_cluster import RayCluster
-from services.cluster.report import ClusterStatus
-from services.cluster.supervision import UnresponsiveError
+from services.cluster.supervised import SupervisedCluster
 from services.common.config.cluster import ClusterConfig
 from services.common.observability.logs import configure_logs
 from services.common.processes.child_protocol import StopSignal, report, report_ready, run_child
 
 POLL_S = 0.1
 STARTING_POLL_S = 0.03
-# Longer than Ray takes to restart the supervisor on a busy machine.
-_SUPERVISOR_SILENT_S = 60.0
 # Time for a worker to exit once it has drained.
 _END_S = 2.0
 
 
-class Workers(Protocol):
-    """Runs the workers, with Ray or without."""
-
-    async def open(self) -> None: ...
-    async def status(self) -> ClusterStatus: ...
-    async def stop(self, within_s: float) -> None: ...
-    async def close(self) -> None: ...
-
-
 async def serve(config: ClusterConfig, stop: StopSignal) -> None:
     """Runs the cluster until `stop`. Raises the BatonError of a worker that does not start, or UNAVAILABLE
-    where the supervisor is lost."""
+    where Ray is lost."""
     configure_logs(config.log_level, exception_texts=True, process="cluster")
-    workers: Workers = PlainCluster(config) if config.ray_address == "none" else RayCluster(config)
+    workers = RayCluster(config, stop.install) if config.on_ray else PlainCluster(config)
     stopping = asyncio.create_task(stop.wait())
-    publishing = asyncio.create_task(_publish(workers, stop))
+    publishing = asyncio.create_task(_publish(workers))
     within_s = 0.0
     try:
         await asyncio.wait({stopping, publishing}, return_when=asyncio.FIRST_COMPLETED)
@@ -57,30 +43,20 @@ async def serve(config: ClusterConfig, stop: StopSignal) -> None:
         await workers.close()
 
 
-async def _publish(workers: Workers, stop: StopSignal) -> None:
-    """Writes the ready line and every change of the serving workers to stdout, until the supervisor is
-    lost."""
+async def _publish(workers: SupervisedCluster) -> None:
+    """Writes the ready line and every change of the serving workers to stdout, until no worker can run."""
     await workers.open()
-    stop.install()  # again: joining Ray replaces the handler of SIGTERM
-    ready, published, answered = False, [""], asyncio.get_running_loop().time()
+    ready, published = False, [""]
     while True:
-        try:
-            status = await workers.status()
-        except UnresponsiveError as error:
-            silent_s = asyncio.get_running_loop().time() - answered
-            if silent_s > _SUPERVISOR_SILENT_S:
-                message = f"the supervisor has not answered for {silent_s:.0f} s"
-                raise BatonError(ErrorKind.UNAVAILABLE, message) from error
-        else:
-            answered = asyncio.get_running_loop().time()
-            if not ready and status.failure:
-                raise status.failure.error()
-            if not ready and status.serving:
-                ready = True
-                report_ready({})
-            if ready and status.complete and status.addresses != published:
-                published = status.addresses
-                report({"workers": published})
+        status = workers.status()
+        if not ready and status.failure:
+            raise status.failure.error()
+        if not ready and status.serving:
+            ready = True
+            report_ready({})
+        if ready and status.complete and status.addresses != published:
+            published = status.addresses
+            report({"workers": published})
         await asyncio.sleep(POLL_S if ready else STARTING_POLL_S)
 
 

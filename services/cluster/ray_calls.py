@@ -26,13 +26,14 @@ class ActorGoneError(Exception):
 
 
 def join_ray(**options: Any) -> None:  # noqa: ANN401 (Ray does not declare them)
-    """`ray.init`, from the root folder: processes of Ray import from the current folder of their driver."""
+    """Calls `ray.init` from the root folder: processes of Ray import from the current folder of their
+    driver."""
     with contextlib.chdir("/"):
         ray.init(**options)
 
 
 async def call_actor(call: Awaitable[T], timeout_s: float = CALL_S) -> T:
-    """What an actor's method returns. Raises ActorGoneError, or UnresponsiveError where it does not
+    """Returns the result of an actor's method. Raises ActorGoneError, or UnresponsiveError if it does not
     answer in time."""
     waiting = asyncio.ensure_future(_await(call))
     done, _ = await asyncio.wait({waiting}, timeout=timeout_s)

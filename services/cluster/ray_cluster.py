@@ -1,4 +1,11 @@
-"""Runs the workers on Ray: starts or joins it, creates the supervisor actor, and polls its status."""
+"""Runs the workers on Ray, one that this process starts or one that it joins, under the supervision of this
+process.
+
+joining → supervising → stopped
+   │           └ Ray, or the node of this process, has ended: `status` raises; detached workers run on where
+   │             Ray does
+   └ no Ray at the address in time: `open` raises
+"""
 
 from __future__ import annotations
 
@@ -6,101 +13,102 @@ import asyncio
 import logging
 import os
 import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from baton.base.errors import BatonError, ErrorKind
+from services.cluster.gpu_sharing import require_gpus
 from services.cluster.gpus import available_gpus
-from services.cluster.local_ray import LocalRay
-from services.cluster.placement import require_gpus
-from services.cluster.report import ClusterStatus
-from services.cluster.supervision import UnresponsiveError
+from services.cluster.ray_node import RayNode
+from services.cluster.rooms import declared
+from services.cluster.supervised import SupervisedCluster
+from services.cluster.supervision import Supervision, UnresponsiveError
 from services.common.config.cluster import ClusterConfig
 from services.common.config.secrets import secrets_of, without_secrets
 from services.common.observability.logs import get_log
 
-if TYPE_CHECKING:
-    from ray.actor import ActorHandle
-
-    from services.cluster.supervisor import SupervisorActor
-
 _log = get_log("ray")
 
 _JOIN_S = 60.0
-_STOP_MARGIN_S = 4.0
+_RETRY_S = 2.0
 
 
-class RayCluster:
-    """Owns the supervisor actor, which ends with this process. Call `open`, poll `status`, then `stop`
-    and `close`."""
+class RayCluster(SupervisedCluster):
+    """Workers in Ray actors, which end with this process unless they are detached."""
 
-    def __init__(self, config: ClusterConfig) -> None:
-        self._config = config
+    def __init__(self, config: ClusterConfig, on_joined: Callable[[], None]) -> None:
+        """`on_joined` is called once Ray is joined, which replaces the handler of SIGTERM."""
+        super().__init__(config)
+        self._on_joined = on_joined
         self._namespace = f"baton-{config.cluster_id}"
-        self._local: LocalRay | None = None
-        self._supervisor: Any = None
-
-    async def open(self) -> None:
-        """Starts or joins Ray and creates the supervisor. Raises BatonError: UNAVAILABLE where Ray cannot be
-        started or joined, INVALID where it has too few GPUs."""
-        os.environ |= _environment()
-        if self._config.ray_address == "local":
-            actors = len(self._config.workers) + 1
-            self._local = LocalRay.start(_environment(), actors, await available_gpus(self._config))
-            os.environ |= self._local.environment
-        began = time.monotonic()
-        # Importing Ray takes half a second, while Ray starts.
-        await asyncio.to_thread(_import_ray)
-        address = await self._local.address() if self._local else self._config.ray_address
-        _log.info("ray_found", address=address, after_s=round(time.monotonic() - began, 2))
-        stderr_socket = ""
-        if self._local:
-            from services.cluster.stderr_forwarding import share_stderr
-
-            stderr_socket = str(self._local.folder / "stderr")
-            share_stderr(self._local.folder / "stderr")
-        require_gpus(self._config, await self._join(address))
-        self._supervisor = await asyncio.to_thread(self._make_supervisor, stderr_socket)
-        _log.info("ray_joined", after_s=round(time.monotonic() - began, 2))
-
-    async def status(self) -> ClusterStatus:
-        """The workers' status. Raises UnresponsiveError while the supervisor does not answer,
-        BatonError(UNAVAILABLE) once Ray or the supervisor is lost."""
-        from services.cluster.ray_calls import ActorGoneError, call_actor
-
-        if self._local is not None and self._local.lost():
-            raise BatonError(ErrorKind.UNAVAILABLE, "the local Ray has ended")
-        try:
-            return ClusterStatus.model_validate(await call_actor(self._supervisor.status.remote()))
-        except ActorGoneError as error:
-            raise BatonError(ErrorKind.UNAVAILABLE, f"the supervisor is lost: {error}") from error
+        self._node: RayNode | None = None
 
     async def stop(self, within_s: float) -> None:
-        """Drains the workers, then ends them, within `within_s` seconds."""
-        from services.cluster.ray_calls import ActorGoneError, call_actor
-
-        if self._supervisor is not None:
-            try:
-                await call_actor(self._supervisor.stop.remote(within_s), within_s + _STOP_MARGIN_S)
-            except (ActorGoneError, UnresponsiveError):
-                return  # without Ray its actors and their workers have ended too
+        try:
+            await super().stop(within_s)
+        except UnresponsiveError as error:
+            _log.warning("drain_unanswered", reason=str(error))
 
     async def close(self) -> None:
-        """Disconnects from Ray; ends it where this cluster started it."""
-        if self._local is not None:
-            await self._local.stop()  # disconnecting first is unnecessary
-        elif self._supervisor is not None:
-            import ray
+        """Leaves Ray, and ends the node that this process has started; detached workers run on."""
+        # Without `ray.shutdown`, which waits for a head that may be away.
+        if self._node is not None:
+            await self._node.stop()
 
-            await asyncio.to_thread(ray.shutdown)
+    async def _start(self) -> Supervision:
+        """Starts or joins Ray. Raises BatonError: UNAVAILABLE where that fails, INVALID where it has too few
+        GPUs."""
+        asyncio.get_running_loop().set_default_executor(_Threads())
+        began = time.monotonic()
+        address = await self._address()
+        await self._join(address)
+        self._on_joined()
+        _log.info("ray_joined", address=address, after_s=round(time.monotonic() - began, 2))
+        return await (self._detached() if self._config.detached else self._own())
 
-    async def _join(self, address: str) -> int:
-        """Joins the Ray at `address`; returns the number of its GPUs."""
-        from services.cluster.ray_calls import join_ray
-        from services.cluster.ray_worker_processes import hosts_of_ray
+    def _lost(self) -> str:
+        if self._node is None or not self._node.lost():
+            return ""
+        return "the local Ray has ended" if self._config.ray_address == "local" else "its Ray node has ended"
+
+    async def _address(self) -> str:
+        """The address of Ray, once it may be joined from this machine."""
+        config = self._config
+        if config.detached:
+            await self._beside()
+            return config.ray_address or ""
+        os.environ |= _environment()
+        if config.ray_address != "local":
+            return config.ray_address or ""
+        room = declared(Counter(worker.role for worker in config.workers))
+        gpus = await available_gpus(config)
+        self._node = RayNode.head(_environment(), len(config.workers), gpus, room)
+        os.environ |= self._node.environment
+        await asyncio.to_thread(_import_ray)  # takes half a second, while Ray starts
+        return await self._node.address()
+
+    async def _beside(self) -> None:
+        """Starts a node on this machine, once a Ray can be joined; its head may not run yet."""
+        address, within_s = self._config.ray_address or "", self._config.start_timeout_s
+        try:
+            async with asyncio.timeout(within_s):
+                while self._node is None:
+                    try:
+                        self._node = await RayNode.beside(address, self._config.host)
+                    except BatonError as error:
+                        _log.warning("ray_not_joined", address=address, reason=error.message)
+                        await asyncio.sleep(_RETRY_S)
+        except TimeoutError:
+            raise BatonError(ErrorKind.UNAVAILABLE, f"no Ray at {address} within {within_s:g} s") from None
+
+    async def _join(self, address: str) -> None:
+        from services.cluster.ray_calls import in_thread, join_ray
 
         # It warns about signal handlers, which `StopSignal` installs.
         logging.getLogger("ray").setLevel(logging.ERROR)
+        here = {"_node_ip_address": self._config.host} if self._config.detached else {}
         join = partial(
             join_ray,
             address=address,
@@ -108,49 +116,73 @@ class RayCluster:
             configure_logging=False,
             logging_level=logging.ERROR,
             log_to_driver=False,
+            **here,
         )
         try:
-            async with asyncio.timeout(_JOIN_S):
-                await asyncio.to_thread(join)
-                return sum(host.gpus for host in await asyncio.to_thread(hosts_of_ray))
+            await in_thread(join, _JOIN_S)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise BatonError(ErrorKind.UNAVAILABLE, f"cannot join Ray at {address}: {reason}") from error
 
-    def _make_supervisor(self, stderr_socket: str) -> ActorHandle[SupervisorActor]:
-        import ray
+    async def _own(self) -> Supervision:
+        """Workers that end with this process."""
+        from services.cluster.ray_calls import in_thread
+        from services.cluster.ray_worker_processes import RayWorkerProcesses, nodes_of_ray
 
-        from services.cluster.supervisor import SupervisorActor
-        from services.cluster.worker_actor import SUPERVISOR
+        gpus = sum(node.gpus for node in await in_thread(nodes_of_ray, _JOIN_S))
+        require_gpus(self._config, gpus)
+        stderr_socket = ""
+        if self._node is not None:
+            from services.cluster.stderr_forwarding import share_stderr
 
-        maker: Any = ray.remote(SupervisorActor).options(
-            name=SUPERVISOR,
-            namespace=self._namespace,
-            num_cpus=0,
-            max_restarts=-1,
-            max_task_retries=0,
-            max_concurrency=16,
-        )
-        actor: ActorHandle[SupervisorActor] = maker.remote(
-            self._config_for_actors().model_dump_json(), self._namespace, stderr_socket
-        )
-        return actor
+            share_stderr(self._node.folder / "stderr")
+            stderr_socket = str(self._node.folder / "stderr")
+        config = self._config_for_actors()
+        processes = RayWorkerProcesses(config, self._namespace, gpus=gpus, stderr_socket=stderr_socket)
+        return Supervision(config, processes)
+
+    async def _detached(self) -> Supervision:
+        """Workers that outlive this process: those of an earlier one are adopted or replaced."""
+        from services.cluster.ray_worker_processes import RayWorkerProcesses
+
+        processes = RayWorkerProcesses(self._config, self._namespace)
+        deadline = time.monotonic() + self._config.start_timeout_s
+        while True:
+            try:
+                await processes.replace_outdated()
+            except UnresponsiveError as error:
+                if time.monotonic() > deadline:
+                    raise BatonError(ErrorKind.UNAVAILABLE, f"Ray does not answer: {error}") from error
+                _log.warning("ray_unanswered", reason=str(error))
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return Supervision(self._config, processes)
 
     def _config_for_actors(self) -> ClusterConfig:
-        """The configuration for actors: without the secrets, but with the file that holds them."""
+        """The configuration without the secrets, but with the file that holds them: Ray keeps the arguments
+        of actors."""
         config = self._config
         secrets = secrets_of(config.workers[0])
+        file = self._node.write_secrets(secrets) if self._node is not None else config.secrets_file
         return config.model_copy(
             update={
                 "workers": tuple(without_secrets(worker) for worker in config.workers),
-                "secrets_file": self._local.write_secrets(secrets) if self._local else config.secrets_file,
+                "secrets_file": file,
                 "secret_names": tuple(secrets),
             }
         )
 
 
+class _Threads(ThreadPoolExecutor):
+    """Threads of calls to Ray, which block for minutes while its head is away: the process does not wait for
+    them when it ends."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait=False, cancel_futures=True)
+
+
 def _import_ray() -> None:
-    import services.cluster.supervisor  # noqa: F401
+    import services.cluster.ray_worker_processes  # noqa: F401
 
 
 def _environment() -> dict[str, str]:

@@ -20,20 +20,20 @@ class Phase(StrEnum):
 
 
 class Failure(StrictModel):
-    """Why a process ended or never served: the name of an `ErrorKind`, and one line of text."""
+    """The reason why a process ended or never served: the name of an `ErrorKind`, and one line of text."""
 
     kind: str
     message: str
 
     @property
     def refused(self) -> bool:
-        """Whether the process refused its configuration, or files that it names. An immediate restart would
+        """True if the process refused its configuration, or files that it names. An immediate restart would
         fail again; a later one may succeed."""
         return ErrorKind[self.kind] is ErrorKind.INVALID
 
     @property
     def replaced(self) -> bool:
-        """Whether a newer start of the same worker elsewhere has its name; a restart would take it back."""
+        """True if a newer start of the same worker elsewhere has its name; a restart would take it back."""
         return ErrorKind[self.kind] is ErrorKind.CONFLICT
 
     def error(self) -> BatonError:
@@ -41,7 +41,7 @@ class Failure(StrictModel):
 
 
 class Report(StrictModel):
-    """One worker's process."""
+    """State of one worker's process."""
 
     phase: Phase
     starts: int = 0  # processes started so far
@@ -53,7 +53,7 @@ class Report(StrictModel):
     front_pid: int = 0
     engine_pid: int = 0
     node: str = ""  # Ray's id of its host; empty without Ray
-    device_index: int | None = None
+    device_indexes: tuple[int, ...] = ()
     place: int = 0  # among the workers of its host; its ports count from it
     digest: str = ""  # of the configuration that a detached worker has
     stopping: bool = False  # its Ray node is about to end
@@ -69,7 +69,7 @@ class ClusterStatus(StrictModel):
 
     @property
     def serving(self) -> bool:
-        """Whether every worker serves and has reported its incarnation."""
+        """True if every worker serves and has reported its incarnation."""
         serving = (one.phase is Phase.SERVING and one.incarnation for one in self.reports.values())
         return self.complete and all(serving)
 

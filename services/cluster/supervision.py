@@ -25,10 +25,10 @@ from services.common.config.worker import WorkerConfig
 from services.common.observability.logs import get_log
 
 POLL_S = 0.25
-# While a worker starts.
-STARTING_POLL_S = 0.05
-# The most that the time between two turns counts as a worker's silence: a turn waits two seconds for answers,
-# and a supervisor that did not run itself has asked nobody.
+# While a worker starts. A call of an actor takes milliseconds of processor time at both ends.
+STARTING_POLL_S = 0.1
+# The most that the time between two iterations counts as a worker's silence: an iteration waits two seconds
+# for answers, and a supervisor that did not run itself has asked no worker.
 _LONGEST_TURN_S = 3.0
 
 _log = get_log("supervisor")
@@ -42,6 +42,11 @@ class NoRoomError(Exception):
     """No host has room for a worker now; it is tried again."""
 
 
+class HostLostError(Exception):
+    """The host on which a worker was to start has ended or does not answer; it is tried again, on another
+    one where there is room."""
+
+
 class WorkerProcesses(Protocol):
     """Starts and ends workers' processes, by worker name. Every call has a deadline of its own."""
 
@@ -49,7 +54,8 @@ class WorkerProcesses(Protocol):
         """The worker's state; None where it has no process host. Raises UnresponsiveError."""
 
     async def start(self, config: WorkerConfig, number: int) -> None:
-        """Starts a process, the `number`-th of this worker. Raises UnresponsiveError, NoRoomError."""
+        """Starts a process, the `number`-th of this worker. Raises UnresponsiveError, NoRoomError,
+        HostLostError."""
 
     async def kill(self, name: str, *, actor: bool) -> None:
         """Kills the process; with `actor`, the actor that runs it too."""
@@ -79,11 +85,13 @@ class Supervision:
         self._hung: set[str] = set()
         # Those that no host has room for.
         self._waiting: set[str] = set()
+        # Those whose last action was not answered, until one is or they answer themselves.
+        self._unanswered: set[str] = set()
         # The running action of each worker: at most one at a time.
         self._acting: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Runs turns until cancelled."""
+        """Supervises, one iteration after the other, until cancelled."""
         while True:
             await self.turn()
             starting = any(report.phase is Phase.STARTING for report in self._reports.values())
@@ -110,12 +118,16 @@ class Supervision:
         )
 
     async def stop(self, within_s: float) -> None:
-        """Drains all workers at the same time; `run` must have been cancelled."""
+        """Drains all workers at the same time; `run` must have been cancelled. Raises UnresponsiveError where
+        one of them did not answer, once the others have ended."""
         await asyncio.gather(*self._acting.values(), return_exceptions=True)
-        await asyncio.gather(*(self._processes.stop(name, within_s) for name in self._reports))
+        stops = (self._processes.stop(name, within_s) for name in self._reports)
+        for error in await asyncio.gather(*stops, return_exceptions=True):
+            if error is not None:
+                raise error
 
     async def _poll(self, name: str, since: float) -> None:
-        """Asks for a worker's report. `since`: seconds since the last turn."""
+        """Asks for a worker's report. `since`: seconds since the last iteration."""
         known = self._reports.get(name)
         self._silent_s[name] = self._silent_s.get(name, 0.0) + since
         try:
@@ -125,6 +137,7 @@ class Supervision:
                 self._update(name, phase=Phase.UNKNOWN, silent_s=self._silent_s[name])
             return
         self._silent_s[name] = 0.0
+        self._unanswered.discard(name)
         if report is None:
             report = Report(phase=Phase.MISSING)
         # A lost actor has lost its count of starts too.
@@ -154,7 +167,7 @@ class Supervision:
             _log.error("worker_start_failed", worker=name, starts=starts, reason=reason, retry_in_s=wait_s)
 
     def _waits_longer(self, failure: Failure) -> bool:
-        """Whether the next start comes after the longer pauses: an immediate one would fail again, or take
+        """True if the next start comes after the longer pauses: an immediate one would fail again, or take
         the name back from a newer start."""
         return failure.refused or (failure.replaced and self._config.restart_always)
 
@@ -192,9 +205,11 @@ class Supervision:
                     del self._reports[name]
                     self._refusals.pop(name, None)
         except UnresponsiveError as error:
-            _log.warning(
-                "action_unanswered", worker=action.name, action=type(action).__name__, reason=str(error)
-            )
+            if action.name not in self._unanswered:
+                self._unanswered.add(action.name)
+                _log.warning(
+                    "action_unanswered", worker=action.name, action=type(action).__name__, reason=str(error)
+                )
         except Exception as error:
             _log.exception("action_failed", worker=action.name, action=type(action).__name__)
             message = f"{action.name}: {type(error).__name__}: {error}"
@@ -210,6 +225,10 @@ class Supervision:
             _log.warning("worker_restarted", worker=config.name, start=number)
         try:
             await self._processes.start(config, number)
+        except HostLostError as error:
+            starts.pop()
+            self._reports[config.name] = report
+            _log.warning("worker_host_lost", worker=config.name, reason=str(error))
         except NoRoomError as error:
             starts.pop()
             self._reports[config.name] = report
@@ -221,7 +240,7 @@ class Supervision:
 
 
 def _stopped_serving(before: Report, after: Report, *, any_start: bool) -> bool:
-    """Whether a worker that was running has ended. Unless `any_start`, a first start that fails does not
+    """True if a worker that was running has ended. Unless `any_start`, a first start that fails does not
     count: it is reported by `baton up` instead."""
     ran = before.phase in (Phase.SERVING, Phase.UNKNOWN) or (
         before.phase is Phase.STARTING and (any_start or before.starts > 1)

@@ -37,7 +37,7 @@ _log = get_log("worker_process")
 
 
 class WorkerProcess:
-    """At most one process of a worker at a time; only this class starts, signals and reaps it."""
+    """The process of a worker, at most one at a time; only this class starts, signals and reaps it."""
 
     def __init__(
         self, program: Sequence[str] = (), on_process: Callable[[int | None], None] = lambda pid: None
@@ -53,7 +53,7 @@ class WorkerProcess:
         self._report = Report(phase=Phase.EMPTY)
 
     def report(self) -> Report:
-        """The worker's current state."""
+        """Returns the worker's current state."""
         watch = self._watch
         if self._report.phase is not Phase.SERVING or watch is None:
             return self._report
@@ -66,8 +66,8 @@ class WorkerProcess:
         if self._run_task is None or self._run_task.done():
             _log.debug("worker_starting", worker=config.name, start=number)
             counted = config.model_copy(update={"restarts": number - 1})
-            index = config.engine.device_index
-            self._report = Report(phase=Phase.STARTING, starts=number, device_index=index)
+            indexes = config.engine.device_indexes
+            self._report = Report(phase=Phase.STARTING, starts=number, device_indexes=indexes)
             self._run_task = asyncio.create_task(self._run(counted, timeout_s))
 
     def refuse(self, number: int, error: BatonError) -> None:
@@ -75,7 +75,7 @@ class WorkerProcess:
         self._report = Report(phase=Phase.ENDED, starts=number, failure=_failure(error))
 
     def drain(self) -> None:
-        """Has the worker drain and end, without waiting for it."""
+        """Makes the worker drain and end, without waiting for it."""
         if self._child is not None:
             self._child.terminate()
 

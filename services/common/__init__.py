@@ -1,4 +1,4 @@
-"""What the processes of a cluster have in common: configuration, child processes, gRPC, observability, the
+"""Code that the processes of a cluster share: configuration, child processes, gRPC, observability, the
 channel between a worker's two processes, and the representations of an error at the public APIs.
 
 Torch-free. Imported by `services.router`, `services.worker`, `services.prefill`, `services.decode`,

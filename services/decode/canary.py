@@ -28,7 +28,7 @@ class CanaryOutput:
         return cls(event.slot, event.generation, event.tokens)
 
     def owns(self, record: Record) -> bool:
-        """Whether a record of the ring is this output's."""
+        """True if a record of the ring belongs to this output."""
         return (record.slot, record.generation) == (self.slot, self.generation)
 
     def take(self, record: Record) -> bool:

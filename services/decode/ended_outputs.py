@@ -35,7 +35,7 @@ class EndedOutputs:
             self.total_bytes += size
 
     def remove(self, key: AttemptKey) -> None:
-        """Forgets an output; nothing where it is not here."""
+        """Forgets an output; does nothing if it is not here."""
         self._sent.pop(key, None)
         self._unsent.pop(key, None)
         self.total_bytes -= self._bytes.pop(key, 0)

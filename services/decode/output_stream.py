@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.engine.shared_memory.output_ring import Finish
+from baton.engine.shared_memory.slot_progress import Progress
 from baton.v1 import types_pb2
 from baton.v1.decode_pb2 import SubscribeResponse
-from baton.v1.types_pb2 import Attempt, Failure, FinishReason
+from baton.v1.types_pb2 import Attempt, DraftCounts, Failure, FinishReason
 from services.decode.slot_span import SlotSpan
 
 # Bytes on the wire of a token without logprobs, and of an output without tokens.
 _TOKEN_BYTES, _OUTPUT_BYTES = 6, 64
 # Bytes of memory of a token, of its logprobs beside their content, and of an output without tokens.
 _TOKEN_MEMORY, _LOGPROBS_MEMORY, _OUTPUT_MEMORY = 40, 48, 2048
+_NO_STEPS = Progress()
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +41,21 @@ class OutputStream:
     failure: Failure | None = None
     # None where its request is not traced.
     span: SlotSpan | None = None
+    # Every message has what its steps did, and not the last one alone.
+    always_counted: bool = False
+    progress: Progress = _NO_STEPS
+
+    @property
+    def drafts(self) -> DraftCounts:
+        """Counts of the sequence's steps and drafts, as the wire has them."""
+        made = self.progress
+        return DraftCounts(
+            steps=made.steps,
+            drafts=made.drafts,
+            accepted=made.accepted,
+            drafts_predicted=made.drafts_predicted,
+            accepted_predicted=made.accepted_predicted,
+        )
 
     @property
     def has_unsent(self) -> bool:
@@ -53,8 +70,8 @@ class OutputStream:
 
 
 def add_output(message: SubscribeResponse, stream: OutputStream, room: int) -> int:
-    """Adds the stream's unsent output to a message, about `room` bytes of it, at least one token; the bytes
-    added."""
+    """Adds the stream's unsent output to a message, about `room` bytes of it, at least one token; returns the
+    bytes added."""
     until, taken = len(stream.token_ids), _OUTPUT_BYTES
     if stream.logprobs:
         for at in range(stream.sent, until):
@@ -77,4 +94,6 @@ def add_output(message: SubscribeResponse, stream: OutputStream, room: int) -> i
         if stream.failure is not None and stream.finish is Finish.CANCELLED:
             output.failure.CopyFrom(stream.failure)
         stream.sent_finish = True
+    if stream.progress.steps and (stream.always_counted or stream.sent_finish):
+        output.drafts.CopyFrom(stream.drafts)
     return taken

@@ -6,7 +6,7 @@ so a slow router gets fewer, larger messages and delays no other. A router that 
 the position of each of its sequences and receives the rest; it drops duplicates by (attempt, number).
 
 An ended output is kept until its router has been sent all of it and `LINGER_S` longer, however slow the
-router is, unless that is disconnected for so long. Ended outputs take `RETAINED_BYTES` at most. A router
+router is, unless that is disconnected for `LINGER_S`. Ended outputs take `RETAINED_BYTES` at most. A router
 whose output is dropped for that is told so with the next message (`unknown`), and has another attempt
 continue.
 """
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.engine.shared_memory.output_ring import Finish, Record
+from baton.engine.shared_memory.slot_progress import Progress
 from baton.v1.decode_pb2 import Position, SubscribeResponse
 from baton.v1.types_pb2 import Attempt, Failure
 from services.common.engine.attempt_key import AttemptKey
@@ -37,7 +38,7 @@ _MOST_DROPPED = 1024
 TICKET_GRACE_S = 2.0  # how long a reservation outlives its router's connection
 # The most bytes that one message should have; a token with 20 logprobs takes 229.
 MESSAGE_BYTES = 1 << 18
-# A sequence begins with so many tokens: prefill's, which a slot's first word repeats, and its own first one.
+# Tokens that a sequence begins with: prefill's, which a slot's first word repeats, and its own first one.
 _BEGINNING = 2
 
 
@@ -62,12 +63,17 @@ class OutputStreams:
     """All output streams of a worker, by attempt, by slot and by router."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, retained_bytes: int = RETAINED_BYTES
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        retained_bytes: int = RETAINED_BYTES,
+        progress: Callable[[int, int], Progress] = lambda slot, generation: Progress(),
     ) -> None:
-        """`retained_bytes`: bounds the memory of ended outputs."""
+        """`retained_bytes`: bounds the memory of ended outputs. `progress`: returns what the steps of the
+        sequence in a slot and generation have done so far."""
         self._clock = clock
         self._retained_bytes = retained_bytes
-        self._ended = EndedOutputs()
+        self._progress = progress
+        self.ended = EndedOutputs()
         # Outputs that were dropped before their routers had been sent all of them.
         self.dropped_unsent = 0
         self._by_key: dict[AttemptKey, OutputStream] = {}
@@ -87,9 +93,12 @@ class OutputStreams:
         slot: int,
         generation: int,
         span: SlotSpan | None = None,
+        *,
+        always_counted: bool = False,
     ) -> None:
-        """Registers a reservation; idempotent. `span`: what is recorded at its end. Output of an ended
-        reservation of the same attempt is dropped: it is repeated from the first token on."""
+        """Registers a reservation; idempotent. Output of an ended reservation of the same attempt is dropped:
+        it is repeated from the first token on. `span`: what is recorded at its end. `always_counted`: every
+        message has what its steps did."""
         key = AttemptKey.of(attempt)
         former = self._by_key.get(key)
         if former is not None:
@@ -97,14 +106,16 @@ class OutputStreams:
                 return
             self._by_slot.pop((former.slot, former.generation), None)
             self._drop(key, former)
-        stream = OutputStream(attempt, router_id, slot, generation, first_number, span=span)
+        stream = OutputStream(
+            attempt, router_id, slot, generation, first_number, span=span, always_counted=always_counted
+        )
         self._by_key[key] = stream
         self._by_slot[slot, generation] = stream
         self._router(router_id)
 
     def emit(self, record: Record) -> list[int] | None:
-        """Adds one record of the output ring; the sequence's whole output where it was the last one, else
-        None. Raises UnknownSequenceError where its slot was not reserved in its generation."""
+        """Adds one record of the output ring; returns the sequence's whole output if it was the last one,
+        else None. Raises UnknownSequenceError if its slot was not reserved in its generation."""
         stream = self._by_slot.get((record.slot, record.generation))
         if stream is None:
             raise UnknownSequenceError
@@ -114,10 +125,12 @@ class OutputStreams:
             stream.token_ids.append(record.token)
             if stream.span is not None and not stream.span.first_ns:
                 stream.span.first_ns = time.monotonic_ns()
-        if record.finish is not Finish.NONE:
+        ends = record.finish is not Finish.NONE
+        if ends:
+            stream.progress = self._progress(record.slot, record.generation)
             self._finish(stream, record.finish)
         self._mark(stream)
-        return None if record.finish is Finish.NONE else stream.token_ids
+        return stream.token_ids if ends else None
 
     def end_unused(self, attempt: Attempt) -> None:
         """Ends the stream of a reservation whose slot was never active."""
@@ -180,7 +193,7 @@ class OutputStreams:
             router.discarded, router.lost_at = True, self._clock()
 
     def is_current(self, router_id: bytes, connection: int) -> bool:
-        """Whether this is the router's latest connection and its id has not been discarded."""
+        """True if this is the router's latest connection and its id has not been discarded."""
         router = self._routers.get(router_id)
         return router is not None and router.connection == connection
 
@@ -190,8 +203,10 @@ class OutputStreams:
             self._routers[router_id].lost_at = self._clock()
 
     def collect(self, router_id: bytes, step: int) -> SubscribeResponse | None:
-        """Output beyond this router's watermarks, about `MESSAGE_BYTES` at most, and advances them; None
-        where there is none. The rest follows with the next call.
+        """Returns output beyond this router's watermarks, about `MESSAGE_BYTES` at most, and advances them;
+        None where there is none. The rest follows with the next call. Sequences that begin come first, in
+        every other message alone: their clients wait since prefill's first token, and a router takes some ten
+        microseconds for each output before theirs.
 
         Sequences that begin come first, in every other message alone: their clients wait since prefill's
         first token, and a router takes some ten microseconds for each output before theirs.
@@ -210,6 +225,8 @@ class OutputStreams:
             if room <= 0:
                 break
             stream = dirty.pop(key)
+            if stream.always_counted and stream.finish is Finish.NONE:
+                stream.progress = self._progress(stream.slot, stream.generation)
             room -= add_output(message, stream, room)
             if stream.sent_finish:
                 stream.sent_at = self._clock()
@@ -242,12 +259,12 @@ class OutputStreams:
         stream.ended_at = self._clock()
         self._by_slot.pop((stream.slot, stream.generation), None)
         if stream.span is not None:
-            stream.span.record(stream.slot, finish, len(stream.token_ids))
+            stream.span.record(stream.slot, finish, len(stream.token_ids), stream.drafts)
 
     def _free_memory(self) -> None:
         """Drops ended outputs until the others are within their memory, and has their routers told."""
-        while self._ended.total_bytes > self._retained_bytes:
-            key, stream = next(iter(self._ended))
+        while self.ended.total_bytes > self._retained_bytes:
+            key, stream = next(iter(self.ended))
             self._drop(key, stream)
             if stream.has_unsent:
                 self.dropped_unsent += 1
@@ -263,11 +280,11 @@ class OutputStreams:
         if stream.has_unsent:
             self._router(stream.router_id).dirty[AttemptKey.of(stream.attempt)] = stream
         if stream.ended_at is not None:
-            self._ended.put(AttemptKey.of(stream.attempt), stream)
+            self.ended.put(AttemptKey.of(stream.attempt), stream)
 
     def _drop(self, key: AttemptKey, stream: OutputStream) -> None:
         del self._by_key[key]
-        self._ended.remove(key)
+        self.ended.remove(key)
         self._router(stream.router_id).dirty.pop(key, None)
 
     def _router(self, router_id: bytes) -> _Router:

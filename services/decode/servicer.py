@@ -14,6 +14,7 @@ import grpc
 from baton.base.errors import BatonError, ErrorKind
 from baton.device.wakeup import Wakeup
 from baton.engine.shared_memory.output_ring import Finish, Record, RingReader
+from baton.engine.shared_memory.slot_progress import SlotProgress
 from baton.model_spec.block_hash import HASH_BYTES, MAX_RESERVE_HASHES
 from baton.v1 import decode_pb2
 from baton.v1.decode_pb2_grpc import DecodeServiceServicer
@@ -41,12 +42,7 @@ from services.grammar.strip import without_grammar
 Context = grpc.aio.ServicerContext[Any, Any]
 
 ID_BYTES = 16
-# The ring is read when the engine has set `stepped`, and this often where it did not: a GPU writes the ring
-# while the engine's loop may be occupied. No more often, however short steps are.
-_POLL_S = 0.001
 _SWEEP_S = 0.2
-# Heartbeat interval of a router's stream without output; distinguishes an idle worker from a hung one.
-_HEARTBEAT_S = 0.5
 
 log = get_log(__name__)
 
@@ -55,18 +51,27 @@ log = get_log(__name__)
 class DecodeServicer(DecodeServiceServicer):
     """Owns the output streams; `run` reads the output ring for the lifetime of the worker.
 
-    `stepped`: set by the engine when there may be something in the ring. `reports_output`: whether the engine
-    receives the output of each sequence at its end, for its prefix cache. `masks`: computes those of guided
-    sequences; None: there are none. `spans`: where slots are traced."""
+    `progress`: read at the end of each sequence, before the engine reuses its slot. `stepped`: set by the
+    engine when there may be something in the ring. `reports_output`: whether the engine receives the output
+    of each sequence at its end, for its prefix cache. `masks`: computes those of guided sequences; None:
+    there are none. `spans`: where slots are traced. `speculates`: whether steps may have drafts."""
 
     incarnation: bytes
     engine: EngineClient
     ring: RingReader
+    progress: SlotProgress
     stepped: Wakeup
     drain: Drain
     reports_output: bool
     masks: MaskClient | None = None
     spans: SpanRecorder | None = None
+    speculates: bool = False
+    # The ring is read when the engine has set `stepped`, and this often where it did not: a GPU writes the
+    # ring while the engine's loop may be occupied. No more often, however short steps are.
+    poll_s: float = 0.001
+    # Heartbeat interval of a router's stream without output; distinguishes an idle worker from a hung one.
+    heartbeat_s: float = 0.5
+    streams: OutputStreams = field(init=False)
     # Delay of each poll of the ring, in seconds.
     poll_lag: Histogram = field(default_factory=Histogram, init=False)
     # Sequences of requests that have ended by themselves.
@@ -77,7 +82,6 @@ class DecodeServicer(DecodeServiceServicer):
     _unknown: set[tuple[int, int]] = field(default_factory=set, init=False)
     # The canary generation whose output has not ended.
     _canary: CanaryOutput | None = field(default=None, init=False)
-    _streams: OutputStreams = field(default_factory=OutputStreams, init=False)
     # Set while there is something to poll for.
     _reserved: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     # Set when `stepped` was, and when it has been waited for long enough.
@@ -88,15 +92,18 @@ class DecodeServicer(DecodeServiceServicer):
     # Attempts whose masks failed, to be cancelled.
     _cancels: list[Attempt] = field(default_factory=list, init=False)
 
+    def __post_init__(self) -> None:
+        self.streams = OutputStreams(progress=self.progress.progress)
+
     @property
     def live(self) -> int:
         """The number of reservations and sequences that have not ended."""
-        return self._streams.live
+        return self.streams.live
 
     @property
     def outputs_dropped(self) -> int:
-        """Ended outputs that were dropped, for want of memory, before their routers had taken them."""
-        return self._streams.dropped_unsent
+        """Number of ended outputs that were dropped, to bound memory, before their routers had taken them."""
+        return self.streams.dropped_unsent
 
     async def run(self) -> None:
         """Moves records from the ring to the streams and wakes the routers, one message a poll; runs until
@@ -114,7 +121,7 @@ class DecodeServicer(DecodeServiceServicer):
         """Handles an event of the engine that answers no command."""
         if event.WhichOneof("event") == "ticket_ended":
             ended = event.ticket_ended
-            self._streams.end_unused(ended.attempt)
+            self.streams.end_unused(ended.attempt)
             if self.masks is not None:
                 self.masks.close((ended.slot, ended.generation))
             self._wake()
@@ -122,7 +129,7 @@ class DecodeServicer(DecodeServiceServicer):
     def on_mask_failed(self, slot: int, generation: int, error: BatonError) -> None:
         """Ends a guided sequence whose next mask cannot be computed, and sends the reason to its router."""
         failure = Failure(kind=error.kind.value, message=error.message)  # type: ignore[arg-type]
-        attempt = self._streams.fail(slot, generation, failure)
+        attempt = self.streams.fail(slot, generation, failure)
         if attempt is not None:
             log.warning("guided_sequence_failed", kind=error.kind.name, reason=logged_reason(error))
             self._cancels.append(attempt)
@@ -182,13 +189,15 @@ class DecodeServicer(DecodeServiceServicer):
 
     def _register(self, request: decode_pb2.ReserveRequest, event: EngineEvent) -> None:
         reserved = event.reserved
-        self._streams.reserve(
+        self.streams.reserve(
             request.attempt,
             request.router_id,
             request.first_number,
             reserved.slot,
             reserved.generation,
             SlotSpan.of(self.spans, request),
+            always_counted=self.speculates
+            and (request.counts_in_every_message or bool(request.prediction_token_ids)),
         )
         self._reserved.set()
 
@@ -200,15 +209,15 @@ class DecodeServicer(DecodeServiceServicer):
             await abort(context, BatonError(ErrorKind.INVALID, f"router_id must have {ID_BYTES} bytes"))
         if request.incarnation != self.incarnation:
             await abort(context, BatonError(ErrorKind.CONFLICT, "the request is for another incarnation"))
-        connection, unknown = self._streams.follow(router_id, request.positions, request.former_router_ids)
+        connection, unknown = self.streams.follow(router_id, request.positions, request.former_router_ids)
         news = self._news[router_id] = asyncio.Event()
         loop = asyncio.get_running_loop()
         try:
             # At once: the router learns that its stream is open.
             await context.write(decode_pb2.SubscribeResponse(step=self.ring.steps, unknown=unknown))
-            heartbeat_at = loop.time() + _HEARTBEAT_S
-            while self._streams.is_current(router_id, connection):
-                message = self._streams.collect(router_id, self.ring.steps)
+            heartbeat_at = loop.time() + self.heartbeat_s
+            while self.streams.is_current(router_id, connection):
+                message = self.streams.collect(router_id, self.ring.steps)
                 if message is None:
                     if self._ended:  # otherwise the router would try to reopen the stream
                         over = BatonError(ErrorKind.CONFLICT, "this start of the worker has ended")
@@ -222,15 +231,15 @@ class DecodeServicer(DecodeServiceServicer):
                     except TimeoutError:
                         message = decode_pb2.SubscribeResponse(step=self.ring.steps)
                 await context.write(message)
-                heartbeat_at = loop.time() + _HEARTBEAT_S
+                heartbeat_at = loop.time() + self.heartbeat_s
         finally:
-            self._streams.unfollow(router_id, connection)
+            self.streams.unfollow(router_id, connection)
             if self._news.get(router_id) is news:
                 del self._news[router_id]
 
     async def Attach(self, request: decode_pb2.AttachRequest, context: Context) -> decode_pb2.AttachResponse:  # noqa: N802
         try:
-            self._streams.attach(request.attempt, request.router_id, request.next_number)
+            self.streams.attach(request.attempt, request.router_id, request.next_number)
         except BatonError as error:
             await abort(context, error)
         self._wake()
@@ -253,20 +262,20 @@ class DecodeServicer(DecodeServiceServicer):
 
     async def _poll(self) -> None:
         while True:
-            if not (self._streams.live or self._canary):
+            if not (self.streams.live or self._canary):
                 self._reserved.clear()
                 await self._reserved.wait()
             self._due.clear()
-            came = await self._read_ring()
-            due = time.monotonic() + _POLL_S
+            came = await self.read_ring()
+            due = time.monotonic() + self.poll_s
             if came:
                 self._wake()
-                await asyncio.sleep(_POLL_S)
+                await asyncio.sleep(self.poll_s)
             else:
                 await self._next_step()
             self.poll_lag.observe(max(0.0, time.monotonic() - due))
 
-    async def _read_ring(self) -> bool:
+    async def read_ring(self) -> bool:
         """Moves what is in the ring to the streams; False where there was nothing."""
         records = self.ring.read()
         for record in records:
@@ -276,8 +285,8 @@ class DecodeServicer(DecodeServiceServicer):
         return bool(records)
 
     async def _next_step(self) -> None:
-        """Waits until the engine has ended a step since the ring was read, at most `_POLL_S`."""
-        timer = asyncio.get_running_loop().call_later(_POLL_S, self._due.set)
+        """Waits until the engine has ended a step since the ring was read, at most `poll_s`."""
+        timer = asyncio.get_running_loop().call_later(self.poll_s, self._due.set)
         try:
             await self._due.wait()
         finally:
@@ -296,7 +305,7 @@ class DecodeServicer(DecodeServiceServicer):
             self._canary = None
             return ()
         try:
-            output = self._streams.emit(record)
+            output = self.streams.emit(record)
         except UnknownSequenceError:
             return self._drop_unknown(record)
         if output is None:
@@ -307,8 +316,8 @@ class DecodeServicer(DecodeServiceServicer):
         return output if self.reports_output else ()
 
     def _drop_unknown(self, record: Record) -> Sequence[int] | None:
-        """Drops a record of a sequence that was never registered here, which nobody waits for. It ends as any
-        other, so that the engine frees its slot."""
+        """Drops a record of a sequence that was never registered here, which no call waits for. It ends as
+        any other, so that the engine frees its slot."""
         key = record.slot, record.generation
         if key not in self._unknown:
             self._unknown.add(key)
@@ -322,10 +331,10 @@ class DecodeServicer(DecodeServiceServicer):
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
-            dropped = self._streams.dropped_unsent
-            orphans = self._streams.sweep()
-            if self._streams.dropped_unsent > dropped:
-                log.warning("unsent_output_dropped", outputs=self._streams.dropped_unsent - dropped)
+            dropped = self.streams.dropped_unsent
+            orphans = self.streams.sweep()
+            if self.streams.dropped_unsent > dropped:
+                log.warning("unsent_output_dropped", outputs=self.streams.dropped_unsent - dropped)
                 self._wake()  # their routers are to be told
             for attempt in (*orphans, *self._take_cancels()):
                 await self.engine.send(EngineCommand(cancel=CancelCommand(attempt=attempt)))

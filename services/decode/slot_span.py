@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from baton.engine.shared_memory.output_ring import Finish
 from baton.v1.decode_pb2 import ReserveRequest
+from baton.v1.types_pb2 import DraftCounts
+from services.common.observability.draft_counts import draft_attributes
 from services.common.observability.tracing.context import TraceContext, context_of_message
 from services.common.observability.tracing.recorder import SpanRecorder
 from services.common.observability.tracing.span import Span, SpanEvent, wall_offset_ns
@@ -16,8 +18,8 @@ _NAME = "baton.worker.decode"
 
 @dataclass(slots=True, eq=False)
 class SlotSpan:
-    """Times are in nanoseconds of the monotonic clock. `parent`: the router's span. `first_ns`: when the
-    slot's first token was read; 0: none was."""
+    """A slot's span while it runs. Times are in nanoseconds of the monotonic clock. `parent`: the router's
+    span. `first_ns`: when the slot's first token was read; 0: none was."""
 
     recorder: SpanRecorder
     parent: TraceContext
@@ -29,7 +31,7 @@ class SlotSpan:
 
     @classmethod
     def of(cls, recorder: SpanRecorder | None, request: ReserveRequest) -> SlotSpan | None:
-        """That of a reservation; None where its request is not traced."""
+        """Creates the span of a reservation; None if its request is not traced."""
         if recorder is None or not request.HasField("trace"):
             return None
         parent = context_of_message(request.trace)
@@ -38,8 +40,8 @@ class SlotSpan:
         attempt = request.attempt
         return cls(recorder, parent, attempt.request_id.hex(), attempt.number, request.token_count)
 
-    def record(self, slot: int, finish: Finish, tokens: int) -> None:
-        """Records the span: the slot has ended after so many tokens."""
+    def record(self, slot: int, finish: Finish, tokens: int, drafts: DraftCounts) -> None:
+        """Records the span of a slot that has ended after `tokens` tokens, by these steps."""
         offset = wall_offset_ns()
         self.recorder.record(
             [
@@ -57,6 +59,7 @@ class SlotSpan:
                         "baton.finish": finish.name.lower(),
                         "baton.context_tokens": self.input_tokens,
                         "gen_ai.usage.output_tokens": tokens,
+                        **draft_attributes(drafts),
                     },
                     [SpanEvent("first_token", offset + self.first_ns)] if self.first_ns else [],
                 )

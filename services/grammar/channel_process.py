@@ -60,8 +60,8 @@ class ChannelProcess:
         on_event: Callable[[MaskEvent], None],
         on_end: Callable[[int | None], None],
     ) -> ChannelProcess:
-        """`inherited`: descriptors that the process gets besides its socket. Raises BatonError(CONFLICT)
-        where it cannot be started: no descriptor, no process or no memory is left."""
+        """Starts the process. `inherited`: descriptors that the process gets besides its socket. Raises
+        BatonError(CONFLICT) where it cannot be started: no descriptor, no process or no memory is left."""
         ours: socket.socket | None = None
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -97,8 +97,9 @@ class ChannelProcess:
         return asyncio.get_running_loop().time() - self._answered_at < seconds
 
     async def until_ready(self) -> None:
-        """Raises BatonError: INVALID where the process cannot serve this model, CONFLICT where it ended or
-        took too long. A caller that is cancelled cancels nothing but itself."""
+        """Waits until the process serves. Raises BatonError: INVALID where the process cannot serve this
+        model, CONFLICT where it ended or took too long. A caller that is cancelled cancels nothing but
+        itself."""
         try:
             async with asyncio.timeout(_START_S):
                 await asyncio.shield(self._ready)

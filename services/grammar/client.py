@@ -21,13 +21,13 @@ from services.grammar.launch import SlotKey
 from services.grammar.process_client import PROGRAM, MaskProcessClient, MaskSetup
 
 # A mask of a JSON schema takes 0.1 to 0.3 ms of a core and a decode step about 5 ms, so that one process is
-# enough for about so many slots. The other cores are for router, engine and front.
+# enough for about `_SLOTS_A_PROCESS`. The other cores are for router, engine and front.
 _SLOTS_A_PROCESS = 8
 _CORES_A_PROCESS = 4
 
 
 def mask_processes(slots: int) -> int:
-    """How many mask processes a worker of so many slots has on this machine."""
+    """Number of mask processes that a worker of `slots` slots has on this machine."""
     cores = len(os.sched_getaffinity(0))
     return max(1, min(-(-slots // _SLOTS_A_PROCESS), cores // _CORES_A_PROCESS, MOST_PROCESSES))
 
@@ -44,7 +44,7 @@ class MaskClient:
     ) -> None:
         """`on_failed` is called where a sequence that is followed cannot continue: slot, generation, why."""
         self.compiler = GrammarCompiler(setup.folder, compile_program)
-        self._processes = [
+        self.processes = [
             MaskProcessClient(setup, number, on_failed, program, self.compiler.refuse)
             for number in range(setup.processes)
         ]
@@ -53,27 +53,27 @@ class MaskClient:
     @property
     def pids(self) -> list[int]:
         """Ids of the mask processes that run."""
-        return [process.pid for process in self._processes if process.pid is not None]
+        return [process.pid for process in self.processes if process.pid is not None]
 
     @property
     def followed(self) -> int:
         """Sequences whose masks are computed."""
-        return sum(process.followed for process in self._processes)
+        return sum(process.followed for process in self.processes)
 
     @property
     def opened(self) -> int:
         """Sequences that grammars were opened for."""
-        return sum(process.opened for process in self._processes)
+        return sum(process.opened for process in self.processes)
 
     @property
     def failed(self) -> int:
         """Grammars that were refused or failed."""
-        return self.compiler.refused + sum(process.failed for process in self._processes)
+        return self.compiler.refused + sum(process.failed for process in self.processes)
 
     @property
     def restarts(self) -> int:
-        """Processes that ended."""
-        return self.compiler.restarts + sum(process.restarts for process in self._processes)
+        """Number of processes that ended and were replaced."""
+        return self.compiler.restarts + sum(process.restarts for process in self.processes)
 
     async def started(self) -> None:
         """Returns once no start of a process is under way."""
@@ -86,8 +86,8 @@ class MaskClient:
         return await self.compiler.source(tenant, grammar)
 
     async def next_mask(self, source: str, limits: Limits, output_ids: Sequence[int]) -> bytes:
-        """Which tokens may follow `output_ids`; as `EngineCommand.first_token_mask`. Raises BatonError:
-        INVALID where the grammar cannot be used, CONFLICT where its process ended."""
+        """Returns the mask of the tokens that may follow `output_ids`, as `EngineCommand.first_token_mask`
+        has it. Raises BatonError: INVALID if the grammar cannot be used, CONFLICT if its process ended."""
         try:
             return await self._least_loaded().next_mask(source, limits, output_ids)
         except BatonError as error:
@@ -98,7 +98,7 @@ class MaskClient:
     ) -> None:
         """Has the masks of a slot's tokens computed, from the one behind `position` on, until `close` or its
         end. `output_ids`: of earlier attempts. Raises BatonError as `next_mask` does."""
-        if any(process.follows(key) for process in self._processes):
+        if any(process.follows(key) for process in self.processes):
             return
         try:
             await self._least_loaded().follow(key, position, source, limits, output_ids)
@@ -106,30 +106,30 @@ class MaskClient:
             raise self.compiler.refusal(source) or error from None
 
     def close(self, key: SlotKey) -> None:
-        """Ends following; nothing where the slot is not followed."""
-        for process in self._processes:
+        """Ends following; does nothing if the slot is not followed."""
+        for process in self.processes:
             process.close(key)
 
     def ended(self, key: SlotKey) -> None:
         """The slot's last token was read from the ring; its process has seen it too."""
-        for process in self._processes:
+        for process in self.processes:
             process.ended(key)
 
     async def stop(self) -> None:
-        """Ends the processes."""
+        """Ends the mask processes and the compiler."""
         for start in self._starts.values():
             start.cancel()
-        await asyncio.gather(self.compiler.stop(), *(process.stop() for process in self._processes))
+        await asyncio.gather(self.compiler.stop(), *(process.stop() for process in self.processes))
 
     def _least_loaded(self) -> MaskProcessClient:
         """The process with the fewest sequences and calls, of those that have started if there are any."""
         self._start_all()
-        ready = [process for process in self._processes if process.ready]
-        return min(ready or self._processes, key=lambda process: process.load)
+        ready = [process for process in self.processes if process.ready]
+        return min(ready or self.processes, key=lambda process: process.load)
 
     def _start_all(self) -> None:
         """Starts the processes that do not run."""
-        for process in self._processes:
+        for process in self.processes:
             if not process.ready and (process not in self._starts or self._starts[process].done()):
                 self._starts[process] = asyncio.create_task(_start(process))
 

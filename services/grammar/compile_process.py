@@ -107,16 +107,16 @@ class _Copy:
 
     @property
     def found(self) -> MaskEvent | None:
-        """Its whole answer; None where it has not given one."""
+        """The copy's whole answer; None until it has given one."""
         size = PREFIX.size
         if len(self.answer) < size or len(self.answer) < size + PREFIX.unpack_from(self.answer)[0]:
             return None
         return MaskEvent.FromString(bytes(self.answer[size:]))
 
     def reap(self) -> MaskEvent:
-        """Waits for its end; what that says about the grammar."""
+        """Waits for the copy's end; returns what that says about the grammar."""
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        if code in (-signal.SIGKILL, -signal.SIGTERM):  # by us, by the kernel for want of memory, by hand
+        if code in (-signal.SIGKILL, -signal.SIGTERM):  # by us, by the kernel without memory, by hand
             return MaskEvent(
                 failed=failure_of(BatonError(ErrorKind.CONFLICT, "the grammar's compilation was ended"))
             )
@@ -137,7 +137,7 @@ class CompileLoop:
         self._ending: set[int] = set()
 
     def run(self) -> None:
-        """Turns until the front is gone, which raises ConnectionError."""
+        """Runs until the front is gone, which raises ConnectionError."""
         self._matchers.warm()
         gc.collect()
         gc.freeze()  # a collection would write to, and so copy, each page with an object
@@ -202,7 +202,7 @@ class CompileLoop:
         self._channel.send(event)
 
     def _leave(self, copy: _Copy) -> None:
-        """Has a copy end."""
+        """Leaves a copy to end by itself."""
         copy.channel.close()
         self._ending.add(copy.pid)
 

@@ -32,12 +32,12 @@ WAIT_S = 4.0
 _AT_ONCE = 8
 _MOST_WAITING = 256
 # What is remembered of grammars: bytes of their text and messages, and of all that is kept beside a text.
-_KNOWN_BYTES = 8 << 20
+KNOWN_BYTES = 8 << 20
 _ENTRY_BYTES = 256
 _REFUSED_SOURCES = 1024
-# After so long without an answer the process is killed; it ends what it compiles after 20 s itself.
+# Seconds without an answer after which the process is killed; it ends what it compiles after 20 s itself.
 _SILENT_S = 25.0
-_STOPPED_S = 2.0
+STOPPED_S = 2.0
 _WATCH_S = 0.25
 
 log = get_log(__name__)
@@ -58,11 +58,18 @@ KnownGrammars = BoundedCache[bytes, str | BatonError]
 class GrammarCompiler:
     """Finds out whether grammars can be used. To be used within one event loop."""
 
-    def __init__(self, folder: Path, program: Sequence[str] = COMPILE_PROGRAM) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        program: Sequence[str] = COMPILE_PROGRAM,
+        known_bytes: int = KNOWN_BYTES,
+        stopped_s: float = STOPPED_S,
+    ) -> None:
         """`folder`: the model's."""
+        self._stopped_s = stopped_s
         self._folder = folder
         self._program = program
-        self.known = KnownGrammars(_KNOWN_BYTES, _known_bytes)
+        self.known = KnownGrammars(known_bytes, _known_bytes)
         # Grammars that were refused; processes that ended.
         self.refused = 0
         self.restarts = 0
@@ -109,7 +116,7 @@ class GrammarCompiler:
             self._refused_sources.popitem(last=False)
 
     def refusal(self, source: str) -> BatonError | None:
-        """Why a grammar that compiles is refused all the same, if it is."""
+        """Says why a grammar that compiles is refused all the same, if it is."""
         if not self._refused_sources:
             return None
         error = self._refused_sources.get(_digest(source.encode()))
@@ -120,7 +127,7 @@ class GrammarCompiler:
         await self._started()
 
     async def stop(self) -> None:
-        """Ends the process."""
+        """Ends the compile process and its waiting calls."""
         for task in self._tasks:
             task.cancel()
         if self._running is not None:
@@ -152,7 +159,9 @@ class GrammarCompiler:
         try:
             async with self._places:
                 running = await self._started()
-                event = await _answer(running, MaskCommand(compile=CompileCommand(grammar=grammar)))
+                event = await _answer(
+                    running, MaskCommand(compile=CompileCommand(grammar=grammar)), self._stopped_s
+                )
             found = error_of(event.failed) if event.WhichOneof("event") == "failed" else event.source
             if isinstance(found, str) or found.kind is ErrorKind.INVALID:
                 self.known.put(key, found)
@@ -197,9 +206,9 @@ class GrammarCompiler:
         log.warning("compile_process_ended", code=code)
 
 
-async def _answer(running: ChannelProcess, command: MaskCommand) -> MaskEvent:
-    """The process's answer. Kills it where none comes, or it is stopped: it only waits for copies of itself,
-    and never computes."""
+async def _answer(running: ChannelProcess, command: MaskCommand, most_stopped_s: float) -> MaskEvent:
+    """The process's answer. Kills it where none comes, or it is stopped for so long: it only waits for copies
+    of itself, and never computes."""
     call = asyncio.create_task(running.call(command))
     stopped_s = waited_s = 0.0
     try:
@@ -207,7 +216,7 @@ async def _answer(running: ChannelProcess, command: MaskCommand) -> MaskEvent:
             waited_s += _WATCH_S
             stat = process_stat(running.process.pid)
             stopped_s = stopped_s + _WATCH_S if stat is not None and stat.state in "Tt" else 0.0
-            if waited_s > _SILENT_S or stopped_s > _STOPPED_S:
+            if waited_s > _SILENT_S or stopped_s > most_stopped_s:
                 running.kill("the compile process hangs")
         return call.result()
     finally:
@@ -215,7 +224,7 @@ async def _answer(running: ChannelProcess, command: MaskCommand) -> MaskEvent:
 
 
 def _known_bytes(key: bytes, found: str | BatonError) -> int:
-    """At four bytes a character, the most that Python takes."""
+    """Memory of a known grammar, at four bytes a character, the most that Python takes."""
     return _ENTRY_BYTES + 4 * len(found.message if isinstance(found, BatonError) else found)
 
 

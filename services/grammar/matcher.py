@@ -34,7 +34,7 @@ _LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-# Sets of tokens that are allowed or refused as a whole: text of a JSON string of at most so many characters.
+# Sets of tokens that are allowed or refused as a whole: text of a JSON string of at most these characters.
 # The library's own have 10 and 30, so that the rest of a bounded string is walked token by token.
 _STRING_LENGTHS = (2, 4, 6, 8, 10, 12, 16, 30)
 _SLICES = [
@@ -46,7 +46,7 @@ _OUTSIDE = ("satisfy the grammar", "parser stopped")
 # Compiled grammars that are kept for the next request with the same: how many, and the memory that grammars
 # and sequences may take before those that were used longest ago are dropped.
 _KEPT = 64
-_KEPT_BYTES = 128 << 20
+KEPT_BYTES = 128 << 20
 
 
 class GuidedSequence:
@@ -71,14 +71,14 @@ class GuidedSequence:
             raise BatonError(ErrorKind.INTERNAL, "a token outside the grammar was sampled")
 
     def mask(self) -> Mask:
-        """Which tokens may be drawn next, [V / 32 rounded up] uint32; no stop id before `min_tokens`. Raises
-        BatonError(INVALID) where the grammar exceeds a limit, or there are none."""
+        """Returns the mask of the tokens that may be drawn next, [V / 32 rounded up] uint32; no stop id
+        before `min_tokens`. Raises BatonError(INVALID) if the grammar exceeds a limit, or there are none."""
         mask = np.zeros(self._words, dtype=np.uint32)
         self.write_mask(mask)
         return mask
 
     def write_mask(self, mask: Mask) -> None:
-        """As `mask`, into a contiguous array."""
+        """Writes the mask that `mask` returns into a contiguous array."""
         if mask.shape != (self._words,):
             raise ValueError(f"a mask has {self._words} words, not {mask.shape}")
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
@@ -108,8 +108,15 @@ class _Compiled:
 class Matchers:
     """Compiles grammars for one model's tokenizer; thread-safe. The library releases the GIL meanwhile."""
 
-    def __init__(self, tokenizer: LLTokenizer, vocab_size: int, most_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: LLTokenizer,
+        vocab_size: int,
+        most_bytes: int | None = None,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
         """`most_bytes`: of memory that all grammars and sequences may take; beyond, no more are opened."""
+        self._kept_bytes = kept_bytes
         self._tokenizer = tokenizer
         self._words = mask_words(vocab_size)
         self._most_bytes = most_bytes
@@ -118,7 +125,7 @@ class Matchers:
         self._first_bytes = heap_bytes()
 
     @classmethod
-    def of_model(cls, folder: Path, most_bytes: int | None = None) -> Matchers:
+    def of_model(cls, folder: Path, most_bytes: int | None = None, kept_bytes: int = KEPT_BYTES) -> Matchers:
         """Reads a model's folder. Raises BatonError(INVALID) where its tokenizer cannot be used, or it has no
         end-of-sequence token, by which an output ends that has matched its grammar."""
         limits = ModelLimits.read(ConfigFile.read(folder / "config.json"))
@@ -137,7 +144,7 @@ class Matchers:
             raise BatonError(
                 ErrorKind.INVALID, f"guided decoding cannot use the tokenizer: {one_line(str(error))}"
             ) from None
-        return cls(tokenizer, limits.vocab_size, most_bytes)
+        return cls(tokenizer, limits.vocab_size, most_bytes, kept_bytes)
 
     def open(self, source: str, limits: Limits, output: Sequence[int]) -> GuidedSequence:
         """A sequence that has drawn `output`. `source`: of `grammar_source`. Raises BatonError: INVALID where
@@ -158,7 +165,7 @@ class Matchers:
         GuidedSequence(matcher, self._words, self._tokenizer.eos_tokens, Limits()).mask()
 
     def warm(self) -> None:
-        """Has the library prepare what it prepares with the first mask, about 2 ms of work."""
+        """Makes the library prepare what it prepares with the first mask, about 2 ms of work."""
         self.check(LLMatcher.grammar_from_regex("[a-z ]+"))
 
     def keeps(self, source: str) -> bool:
@@ -195,7 +202,7 @@ class Matchers:
         """Drops grammars until there is room for another. Raises BatonError(CONFLICT) where sequences that
         run leave none."""
         used, dropped = self.used_bytes, False
-        while used > _KEPT_BYTES:
+        while used > self._kept_bytes:
             with self._lock:
                 if not self._kept:
                     break

@@ -5,8 +5,8 @@
              with a slot: followed ─▶ each token of the output ring ─▶ the mask of the next one, on the board
 
 One of those that the worker's front starts with the first guided request (`services/grammar/client.py`), each
-of which follows some of the sequences. Its masks never pass through front or engine interpreter on the way
-from one token to the next but for the engine's copy to the device.
+of which follows some of the sequences. From one token to the next its masks pass through no interpreter of
+front or engine, except that the engine copies them to the device.
 
 Masks are computed one after the other. The library's threads cannot help: matchers copied from one compiled
 grammar share its lexer behind a lock, and threads of Python hand the interpreter's lock to and fro.
@@ -23,6 +23,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,17 +56,14 @@ _OPENERS = 2
 _STACK_BYTES = 2 * STACK_BYTES
 # The share of the address space that grammars and sequences may take.
 _MOST_MEMORY = 0.75
-# How long masks are computed before commands and new tokens are looked at again: a mask that is cheap to
-# compute waits behind one expensive mask at most.
-_TURN_S = 0.001
-# How often the output ring is looked at while sequences are followed, and how long a turn takes at most while
-# they are opened: the front watches that there are turns.
+# How often the output ring is looked at while sequences are followed, and how long an iteration takes at most
+# while they are opened: the front watches that there are iterations.
 _POLL_S = 0.0003
 _OPENING_TURN_S = 0.1
 
 
 @dataclass(slots=True)
-class _Followed:
+class FollowedSequence:
     """A sequence with a slot. `position`: of the token that its last mask is for. `cost_s`: seconds that its
     last mask took; infinite before the first."""
 
@@ -78,13 +76,17 @@ class _Followed:
 @dataclass(eq=False)
 class MaskLoop:
     """Answers the front's commands and follows the output ring, in one thread. Grammars are compiled in
-    others."""
+    others.
+
+    `turn_s`: seconds for which masks are computed before commands and new tokens are looked at again; a mask
+    that is cheap to compute waits behind one expensive mask at most."""
 
     channel: ProcessEnd
     matchers: Matchers
     ring: RingObserver
     board: MaskBoard
-    _followed: dict[SlotKey, _Followed] = field(default_factory=dict, init=False)
+    turn_s: float = 0.001
+    _followed: dict[SlotKey, FollowedSequence] = field(default_factory=dict, init=False)
     # Sequences whose grammars are being compiled, and whether they were closed meanwhile; commands that are
     # not answered.
     _opening: dict[SlotKey, bool] = field(default_factory=dict, init=False)
@@ -93,11 +95,11 @@ class MaskLoop:
         default_factory=SimpleQueue, init=False
     )
     # Sequences whose next mask is to be computed: at most one of each slot, whose next token waits for it.
-    _due: list[_Followed] = field(default_factory=list, init=False)
+    _due: list[FollowedSequence] = field(default_factory=list, init=False)
     _wakeup: Wakeup = field(default_factory=Wakeup, init=False)
 
     def run(self) -> None:
-        """Turns until the front is gone, which raises ConnectionError."""
+        """Runs until the front is gone, which raises ConnectionError."""
         self.channel.send(MaskEvent(ready=MasksReadyEvent()))
         command_arrived, grammar_compiled = self.channel.fileno(), self._wakeup.fileno()
         threading.stack_size(_STACK_BYTES)
@@ -116,11 +118,11 @@ class MaskLoop:
                         self._answer(*self._compiled.get())
                 if self._followed:
                     self._follow()
-                self._compute_due()
+                compute_due(self._due, self._followed, self._compute, self.turn_s)
                 self.board.beat()
 
     def _pause_s(self) -> float | None:
-        """Seconds until the next turn, unless something arrives."""
+        """Seconds until the next iteration, unless something arrives."""
         if self._due:
             return 0.0
         if self._followed:
@@ -165,7 +167,7 @@ class MaskLoop:
         if opened.follow and not closed:
             if not self._followed:
                 self.ring.start()
-            self._followed[key] = _Followed(key, sequence, opened.position)
+            self._followed[key] = FollowedSequence(key, sequence, opened.position)
         self.channel.send(MaskEvent(id=command.id, mask=mask.tobytes()))
 
     def _follow(self) -> None:
@@ -190,18 +192,7 @@ class MaskLoop:
             else:
                 self._due.append(followed)
 
-    def _compute_due(self) -> None:
-        """Computes masks for a turn, those first that were cheap last time."""
-        self._due.sort(key=lambda one: one.cost_s, reverse=True)
-        began = now = time.perf_counter()
-        while self._due and now - began < _TURN_S:
-            one = self._due.pop()
-            if self._followed.get(one.key) is one:
-                self._compute(one)
-            before, now = now, time.perf_counter()
-            one.cost_s = now - before
-
-    def _compute(self, one: _Followed) -> None:
+    def _compute(self, one: FollowedSequence) -> None:
         slot, generation = one.key
         self.board.beat(slot)
         row = self.board.begin(slot)
@@ -223,6 +214,24 @@ class MaskLoop:
         del self._followed[key]
         failed = SequenceFailedEvent(slot=key[0], generation=key[1], failure=_failure(error))
         self.channel.send(MaskEvent(sequence_failed=failed))
+
+
+def compute_due(
+    due: list[FollowedSequence],
+    followed: Mapping[SlotKey, FollowedSequence],
+    compute: Callable[[FollowedSequence], None],
+    turn_s: float,
+) -> None:
+    """Computes the due masks for one iteration of `turn_s` seconds, those first that were cheap last time,
+    and takes them from `due`; those of sequences that have left their slot are dropped."""
+    due.sort(key=lambda one: one.cost_s, reverse=True)
+    began = now = time.perf_counter()
+    while due and now - began < turn_s:
+        one = due.pop()
+        if followed.get(one.key) is one:
+            compute(one)
+        before, now = now, time.perf_counter()
+        one.cost_s = now - before
 
 
 def _failure(error: Exception) -> Failure:
@@ -263,14 +272,14 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = ProcessEnd(socket.socket(fileno=launch.channel_fd))
     board_memory = SharedMemory.attach(launch.board_fd)
-    board = MaskBoard(board_memory, launch.sizes.slots, launch.vocab_size, launch.process)
     with contextlib.suppress(ConnectionError):
         try:
+            board = MaskBoard(board_memory, launch.sizes.slots, launch.vocab_size, launch.process)
+            ring = launch.sizes.observer(SharedMemory.attach(launch.rings_fd))
             matchers = Matchers.of_model(Path(launch.folder), int(_MOST_MEMORY * (launch.memory_mb << 20)))
         except BatonError as error:
             channel.send(MaskEvent(failed=_failure(error)))
             return 2
-        ring = launch.sizes.observer(SharedMemory.attach(launch.rings_fd))
         MaskLoop(channel, matchers, ring, board).run()
     return 0
 

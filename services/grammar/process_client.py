@@ -29,8 +29,8 @@ from services.grammar.frames import error_of
 from services.grammar.launch import MasksLaunch, SlotKey
 
 PROGRAM: tuple[str, ...] = python_module("services.grammar.process")
-# The longest that a sequence may take to open, and one mask or the time between two turns of the process; one
-# that was starved meanwhile is not to blame.
+# The longest that a sequence may take to open, and one mask or the time between two iterations of the
+# process; one that was starved meanwhile is not to blame.
 OPEN_S = 4.0
 HUNG_S = 2.0
 _WATCH_S = 0.25
@@ -121,13 +121,13 @@ class MaskProcessClient:
         await self._started()
 
     async def next_mask(self, source: str, limits: Limits, output_ids: Sequence[int]) -> bytes:
-        """`MaskClient.next_mask`, by this process."""
+        """Answers `MaskClient.next_mask` by this process."""
         return await self._open(OpenSequenceCommand(source=source, limits=limits, output_ids=output_ids))
 
     async def follow(
         self, key: SlotKey, position: int, source: str, limits: Limits, output_ids: Sequence[int]
     ) -> None:
-        """`MaskClient.follow`, of a sequence that is not followed yet."""
+        """Runs `MaskClient.follow` for a sequence that is not followed yet."""
         slot, generation = key
         self._followed[key] = source
         command = OpenSequenceCommand(
@@ -146,18 +146,18 @@ class MaskProcessClient:
             raise
 
     def close(self, key: SlotKey) -> None:
-        """Ends following; nothing where the slot is not followed."""
+        """Ends following; does nothing if the slot is not followed."""
         if self._followed.pop(key, None) is not None and self._running is not None:
             slot, generation = key
             with contextlib.suppress(BatonError):
                 self._running.send(MaskCommand(close=CloseSequenceCommand(slot=slot, generation=generation)))
 
     def ended(self, key: SlotKey) -> None:
-        """The slot's last token was read from the ring; the process has seen it too."""
+        """Ends the masks of a slot whose last token was read from the ring; the process has seen it too."""
         self._followed.pop(key, None)
 
     async def stop(self) -> None:
-        """Ends the process."""
+        """Ends the process and its watch."""
         if self._watching is not None:
             self._watching.cancel()
         if self._running is not None:
@@ -252,8 +252,9 @@ class MaskProcessClient:
     async def _watch(self, running: ChannelProcess) -> None:
         """Kills the process where it makes no progress though there is something to do; ends with it.
 
-        While sequences are followed or opened it turns all the time, and counts turns and masks. A grammar
-        is to blame only if its mask was computed meanwhile, not if the process was stopped or starved.
+        While sequences are followed or opened it iterates all the time, and counts iterations and masks. A
+        grammar is to blame only if its mask was computed meanwhile, not if the process was stopped or
+        starved.
         """
         watch, beats, cpu_s = ProcessWatch(running.process.pid), -1, 0.0
         while running is self._running:

@@ -21,7 +21,7 @@ _LOCAL = "local"
 
 
 class CallSpans:
-    """What is known of one call's times, in nanoseconds of the monotonic clock."""
+    """Times of one call for its spans, in nanoseconds of the monotonic clock."""
 
     def __init__(self, recorder: SpanRecorder, parent: TraceContext, request: PrefillRequest) -> None:
         """`parent`: the router's span."""
@@ -42,7 +42,7 @@ class CallSpans:
 
     @classmethod
     def of(cls, recorder: SpanRecorder | None, request: PrefillRequest) -> CallSpans | None:
-        """Those of a call; None where it is not traced."""
+        """Creates the spans of a call; None if it is not traced."""
         if recorder is None or not request.HasField("trace"):
             return None
         parent = context_of_message(request.trace)
@@ -57,7 +57,7 @@ class CallSpans:
             self._handed_off = response.handed_off
 
     def ended(self, times: PrefillEndedEvent) -> None:
-        """The engine has ended the call without an error."""
+        """Records the spans of a call that the engine has ended without an error."""
         self._times = times
 
     def record(self, *, finished: bool) -> None:

@@ -44,10 +44,11 @@ class PrefillServicer(PrefillServiceServicer):
         # Attempts whose Prefill call runs: the engine receives further commands about them behind their
         # prompt.
         self._running: set[AttemptKey] = set()
-        self._early = EarlyTickets()
+        self.early = EarlyTickets()
 
     async def Prefill(self, request: PrefillRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        """Writes instead of yielding, so that a cancellation is always raised here."""
+        """Streams the events of a call. Writes instead of yielding, so that a cancellation is always raised
+        here."""
         finished, key = False, AttemptKey.of(request.attempt)
         if key in self._running:
             await abort(context, BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already"))
@@ -56,7 +57,7 @@ class PrefillServicer(PrefillServiceServicer):
         try:
             self._drain.check()
             mask = await self._first_mask(request)
-            if (ticket := self._early.take(key)) is not None:
+            if (ticket := self.early.take(key)) is not None:
                 request.ticket.CopyFrom(ticket)
                 request.ticket_follows = False
             self._running.add(key)
@@ -83,7 +84,7 @@ class PrefillServicer(PrefillServiceServicer):
         key = AttemptKey.of(request.attempt)
         try:
             if key not in self._running:
-                self._early.add(key, request.ticket)
+                self.early.add(key, request.ticket)
                 return ProvideTicketResponse()
             await self._engine.call(EngineCommand(provide_ticket=request))
         except BatonError as error:

@@ -1,6 +1,6 @@
 """`python -m services.router`: reads RouterConfig as a JSON line from stdin, writes the ready line to stdout.
 
-With `processes` above 1 it runs so many of itself (`processes.group`).
+With `processes` above 1 it runs that number of router processes (`processes.group`).
 """
 
 from __future__ import annotations

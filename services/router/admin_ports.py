@@ -51,7 +51,7 @@ class AdminPorts:
         self._addresses["admin_http"] = self.http.bind(host, port)
 
     async def start(self) -> None:
-        """Serves; binds what is not bound yet. BatonError(INVALID) if a port is in use."""
+        """Starts to serve; binds what is not bound yet. BatonError(INVALID) if a port is in use."""
         if "admin_http" not in self._addresses:
             self.bind_http()
         port = self._config.admin_ports[0]

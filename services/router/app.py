@@ -77,7 +77,7 @@ _log = get_log("router")
 
 
 class Router:
-    """One router. Construct it on a running event loop; then `start`, wait until ready, and `stop`."""
+    """A router, constructed on a running event loop; then `start`, wait until ready, and `stop`."""
 
     def __init__(self, config: RouterConfig) -> None:
         """Reads the model folder. BatonError(INVALID) if a file of it or the Redis URL is unusable."""
@@ -85,7 +85,7 @@ class Router:
         check_plaintext(config)
         check_public_access(config.host, config.auth)
         self.audit = open_audit_log(config.audit_log, None if config.member is None else config.member.index)
-        self._keys = configured_keys(config, self.audit)
+        self.keys = configured_keys(config, self.audit)
         self._leases: QuotaLeases | None = None
         info = ModelInfo.load(Path(config.model), byte_tokenizer=config.byte_tokenizer)
         self._assemble_workers(info)
@@ -100,7 +100,7 @@ class Router:
         register_metrics(self._status, registry, aliases=config.metric_aliases)
 
     def _assemble_workers(self, info: ModelInfo) -> None:
-        """Which workers there are, and the queue for them."""
+        """Assembles the known workers, and the queue for them."""
         config = self._config
         self.store = Store(config.state, config.stored_responses)
         self.cancels = Cancels()
@@ -186,9 +186,9 @@ class Router:
     def _assemble_siblings(self, registry: CollectorRegistry) -> None:
         """Reports to the router's other processes, where there are any."""
         member = self._config.member
-        if isinstance(self._keys, TenantKeys | RedisKeys) and (self.store.quotas or member):
+        if isinstance(self.keys, TenantKeys | RedisKeys) and (self.store.quotas or member):
             count = 1 if member is None else member.count
-            keys = self._keys
+            keys = self.keys
             self._leases = QuotaLeases(self.store.quotas, lambda: keys.accounts, time.monotonic, count)
         self._view = None
         if member is not None:
@@ -197,7 +197,7 @@ class Router:
                 member,
                 lambda: self.directory.workers,
                 self.prefixes,
-                self.placement.duty,
+                self.placement.division,
                 lambda: OwnLoad.of(self.dispatcher.running, queue),
             )
             self.placement.on_claim = queue.on_wait = self._view.changed
@@ -212,7 +212,7 @@ class Router:
         )
 
     def _assemble_public(self, registry: CollectorRegistry) -> None:
-        """The public listeners."""
+        """Assembles the listeners of the public ports."""
         config = self._config
         limits = within_descriptors(config.connections)
         self.connections = Connections(limits)
@@ -232,7 +232,7 @@ class Router:
             started=time.monotonic(),
             addresses=self._addresses,
             siblings=self._questions,
-            keys=self._keys,
+            keys=self.keys,
             audit_log=self.audit if config.audit_log else None,
         )
         arrived = self.observations.traces.arrived
@@ -246,7 +246,7 @@ class Router:
         self.grpc = GrpcServer(
             [SERVICE_NAME],
             options=public_options(limits, limits.max_grpc_connections, self._max_body_bytes),
-            interceptors=[GrpcCalls(arrived), *([GrpcAuth(self._keys)] if self._keys else [])],
+            interceptors=[GrpcCalls(arrived), *([GrpcAuth(self.keys)] if self.keys else [])],
             tls=tls,
             shares_port=config.member is not None,
         )
@@ -261,12 +261,12 @@ class Router:
         app = self.http_api.app
         for route in app.routes:
             http_rule(route)  # without keys too: a route without a rule does not start
-        if self._keys:
-            require_keys(app, self._keys, HTTP_RULES)
+        if self.keys:
+            require_keys(app, self.keys, HTTP_RULES)
         self.http = HttpServer(app, self.connections, config.allowed_hosts, files, arrived)
 
     def _assemble_admin(self, registry: CollectorRegistry) -> None:
-        """The admin listeners."""
+        """Assembles the listeners of the admin ports."""
         config = self._config
         service = AdminService(
             self._status,
@@ -281,8 +281,8 @@ class Router:
         if config.serves_ui:
             routes += ui_routes(self._status, self.admission, self.dispatcher)
         app = http_app(routes, HANDLERS)
-        if self._keys:
-            require_keys(app, self._keys, ADMIN_HTTP_RULES)
+        if self.keys:
+            require_keys(app, self.keys, ADMIN_HTTP_RULES)
         arrived = self.observations.traces.arrived
         self.admin = AdminPorts(config, service, app, arrived, self._addresses)
 
@@ -305,9 +305,9 @@ class Router:
             self._view.start()
         self.directory.start()
         self.store.watch(lambda members: self.discovery.set_registered(members.values()))
-        if isinstance(self._keys, RedisKeys):
+        if isinstance(self.keys, RedisKeys):
             watch = self.store.watch_api_keys
-            self._keys.follow(watch(config.cluster_secret, self._keys.changed))
+            self.keys.follow(watch(config.cluster_secret, self.keys.changed))
         self._background = [
             asyncio.create_task(self._report_health()),
             asyncio.create_task(self._window.run()),
@@ -324,8 +324,8 @@ class Router:
             self.operator_state.relay_by(_relay)
 
     async def stop(self, drain_s: float) -> None:
-        """Drains: has clients go elsewhere, then refuses new requests; gives running ones `drain_s` to end
-        and cancels the rest."""
+        """Drains: moves clients elsewhere, then refuses new requests; gives running ones `drain_s` to end and
+        cancels the rest."""
         deadline = time.monotonic() + drain_s
         self.dispatcher.leaving = True
         self.readiness.update()

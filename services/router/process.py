@@ -31,7 +31,7 @@ from services.router.processes.member_health import failure, silence
 _YOUNG_OBJECTS = 10_000
 
 # How often a process tries to open the admin ports that another one had.
-_ADMIN_TRIES, _ADMIN_PAUSE_S = 20, 0.5
+_ADMIN_TRIES, ADMIN_PAUSE_S = 20, 0.5
 
 _log = get_log("router")
 
@@ -48,7 +48,7 @@ async def serve(config: RouterConfig, stop: StopSignal) -> None:
     stopping = asyncio.create_task(stop.wait())
     ready = asyncio.create_task(router.readiness.wait(ready=True))
     refused = asyncio.create_task(router.store.refusal())
-    updates = asyncio.create_task(_follow_parent(router))
+    updates = asyncio.create_task(follow_parent(router))
     try:
         await asyncio.wait((stopping, ready, refused), return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
@@ -65,12 +65,12 @@ async def serve(config: RouterConfig, stop: StopSignal) -> None:
         await router.stop(config.drain_s)
 
 
-async def _follow_parent(router: Router) -> None:
+async def follow_parent(router: Router, admin_pause_s: float = ADMIN_PAUSE_S) -> None:
     """Applies the parent's messages. If they end, the last ones stay valid."""
     async with asyncio.TaskGroup() as tasks:
         async for message in messages_from_parent():
             if message.get("serve_admin"):
-                tasks.create_task(_serve_admin(router))
+                tasks.create_task(_serve_admin(router, admin_pause_s))
             try:
                 _apply(router, message)
             except Exception:
@@ -87,11 +87,11 @@ def _apply(router: Router, message: Mapping[str, Any]) -> None:
     router.store.restarts = message.get("store_restarts", router.store.restarts)
 
 
-async def _serve_admin(router: Router) -> None:
+async def _serve_admin(router: Router, pause_s: float) -> None:
     """Opens the admin ports, which the process before may just be giving up."""
     for _ in range(_ADMIN_TRIES):
         try:
             return await router.serve_admin()
         except BatonError as error:
             _log.warning("admin_ports_not_opened", reason=error.message)
-        await asyncio.sleep(_ADMIN_PAUSE_S)
+        await asyncio.sleep(pause_s)

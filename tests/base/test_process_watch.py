@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from baton.base.process_watch import RAN_S, STARVED_S, Activity, ProcessWatch, activity
+from tests.support.waiting import block_until
 
 LIMITS = (0.5, 2.0, 5.0, 60.0)
 
@@ -94,15 +95,17 @@ def test_progress_starts_the_watch_anew() -> None:
         assert not watched.watch.hangs(2.0)
 
 
-SPINS = "while True: pass"
-SLEEPS = "import time; time.sleep(100)"
+SPINS = "print(flush=True)\nwhile True: pass"
+SLEEPS = "import time; print(flush=True); time.sleep(100)"
 
 
 @contextlib.contextmanager
 def _running(code: str, *, idle: bool = False) -> Iterator[int]:
     """A process on one processor; `idle`: it runs there only while no other process wants to."""
-    child = subprocess.Popen([sys.executable, "-c", code])
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert child.stdout is not None
     try:
+        child.stdout.readline()  # its interpreter has started
         os.sched_setaffinity(child.pid, {min(os.sched_getaffinity(0))})
         if idle:
             os.sched_setscheduler(child.pid, os.SCHED_IDLE, os.sched_param(0))
@@ -110,13 +113,18 @@ def _running(code: str, *, idle: bool = False) -> Iterator[int]:
         yield child.pid
     finally:
         child.kill()
-        child.wait()
+        child.communicate()
+
+
+def _sleeps(pid: int) -> bool:
+    seen = activity(pid)
+    return seen is not None and not seen.wanting
 
 
 def _watch_for(pid: int, seconds: float, *, sleep_counts: bool = True) -> ProcessWatch:
+    """Watches a process until it was seen silent for so long, which is later where the watcher starves."""
     watch = ProcessWatch(pid, sleep_counts=sleep_counts)
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    while watch.silent_s < seconds:
         time.sleep(0.05)
         watch.look()
     return watch
@@ -124,6 +132,7 @@ def _watch_for(pid: int, seconds: float, *, sleep_counts: bool = True) -> Proces
 
 def test_real_processes() -> None:
     with _running(SLEEPS) as pid:
+        block_until(lambda: _sleeps(pid))
         watch = _watch_for(pid, 0.5)
         assert watch.ran_s == watch.silent_s > 0.4
         assert _watch_for(pid, 0.5, sleep_counts=False).ran_s < 0.1

@@ -1,4 +1,4 @@
-"""`baton worker --config` and `baton worker-group`: flags, then variables, then the file."""
+"""`baton worker --config` and `baton worker group`: flags, then variables, then the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.base.errors import BatonError
-from services.cli import group, worker
+from services.cli import worker, worker_group
 from services.cli.common.process_configs import request_drain_s
 from services.cli.main import main
 from services.cli.up.model_folder import demo_folder
@@ -53,9 +53,9 @@ def worker_of(file: Path, *flags: str, role: str = "decode", **environment: str)
 
 def group_of(file: Path, *flags: str, prefill: int = 1, decode: int = 2, **environment: str) -> ClusterConfig:
     parser = argparse.ArgumentParser()
-    group.add_flags(parser)
+    worker_group.add_flags(parser)
     counts = ["--prefill", str(prefill), "--decode", str(decode)]
-    return group.group_config(parser.parse_args([*counts, "--config", str(file), *flags]), environment)
+    return worker_group.group_config(parser.parse_args([*counts, "--config", str(file), *flags]), environment)
 
 
 def test_a_worker_from_a_file(folder: Path) -> None:

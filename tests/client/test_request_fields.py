@@ -25,7 +25,7 @@ NUMBERS: dict[str, Any] = {
     "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.25, "repetition_penalty": 1.5, "n": 2,
     "presence_penalty": 1.0, "frequency_penalty": -1.0, "logit_bias": {4: -2.0}, "seed": 9, "logprobs": 2,
     "max_tokens": 5, "min_tokens": 2, "stop_token_ids": [9], "priority": 1, "ttft_slo_ms": 5.0,
-    "tpot_slo_ms": 6.0, "top_n_sigma": 1.5,
+    "tpot_slo_ms": 6.0, "top_n_sigma": 1.5, "max_draft_tokens": 3, "prediction": "b",
 }  # fmt: skip
 # Requests that have every argument of the client between them.
 ASKS: list[tuple[Prompt, dict[str, Any]]] = [

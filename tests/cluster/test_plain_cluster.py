@@ -29,24 +29,28 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerConfig]:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "engine", "indices", "sharing"),
+    ("gpus", "engine", "indexes", "sharing"),
     [
-        (3, EngineConfig(), [0, 1, 2], 1),
-        (8, EngineConfig(), [0, 1, 2], 1),
-        (2, EngineConfig(gpu_workers=2), [0, 1, 0], 2),
-        (1, EngineConfig(), [0, 0, 0], 3),
-        (0, EngineConfig(), [None, None, None], 3),
-        (2, EngineConfig(device_index=1), [1, 1, 1], 3),
+        (3, EngineConfig(), [(0,), (1,), (2,)], 1),
+        (8, EngineConfig(), [(0,), (1,), (2,)], 1),
+        (2, EngineConfig(gpu_workers=2), [(0,), (1,), (0,)], 2),
+        (1, EngineConfig(), [(0,)] * 3, 3),
+        (0, EngineConfig(), [()] * 3, 3),
+        (2, EngineConfig(device_indexes=(1,)), [(1,)] * 3, 3),
+        (6, EngineConfig(tensor_parallel=2), [(0, 1), (2, 3), (4, 5)], 1),
+        (0, EngineConfig(tensor_parallel=2), [()] * 3, 3),
+        (4, EngineConfig(tensor_parallel=2, device_indexes=(1, 3)), [(1, 3)] * 3, 3),
+        (4, EngineConfig(tensor_parallel=2, gpu_workers=2), [(0, 1), (2, 3), (0, 1)], 2),
     ],
 )
 async def test_gpus_are_assigned_in_turn(
-    gpus: int, engine: EngineConfig, indices: list[int | None], sharing: int, started: list[WorkerConfig]
+    gpus: int, engine: EngineConfig, indexes: list[tuple[int, ...]], sharing: int, started: list[WorkerConfig]
 ) -> None:
     config = cluster("abc", engine)
     processes = LocalWorkerProcesses(config, gpus)
     for worker in config.workers:
         await processes.start(worker, 1)
-    assert [worker.engine.device_index for worker in started] == indices
+    assert [worker.engine.device_indexes for worker in started] == indexes
     assert [worker.engine.gpu_workers for worker in started] == [sharing] * 3
 
 
@@ -55,7 +59,7 @@ async def test_a_restarted_worker_has_its_gpu_again(started: list[WorkerConfig])
     processes = LocalWorkerProcesses(config, 2)
     for worker, number in ((0, 1), (1, 1), (1, 2), (0, 2), (1, 3)):
         await processes.start(config.workers[worker], number)
-    assert [(worker.name, worker.engine.device_index) for worker in started] == [
+    assert [(worker.name, *worker.engine.device_indexes) for worker in started] == [
         ("a", 0), ("b", 1), ("b", 1), ("a", 0), ("b", 1),
     ]  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.cluster.report import Failure, Phase, Report
-from services.cluster.supervision import Supervision, UnresponsiveError
+from services.cluster.supervision import HostLostError, Supervision, UnresponsiveError
 from services.common.config.cluster import ClusterConfig
 from services.common.config.worker import WorkerConfig
 
@@ -21,6 +21,7 @@ class FakeProcesses:
     reports: dict[str, Report] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
     refusing: set[str] = field(default_factory=set)
+    lost_hosts: set[str] = field(default_factory=set)
     killed: list[tuple[str, bool]] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
 
@@ -30,6 +31,8 @@ class FakeProcesses:
         return self.reports.get(name)
 
     async def start(self, config: WorkerConfig, number: int) -> None:
+        if config.name in self.lost_hosts:
+            raise HostLostError("Ray node 10.0.0.4: its node has died")
         self.reports[config.name] = Report(
             phase=Phase.SERVING,
             starts=number,
@@ -257,3 +260,42 @@ async def test_stopping_stops_all() -> None:
     await site.turns()
     await site.supervision.stop(1.0)
     assert sorted(site.processes.stopped) == ["decode-0", "prefill-0"]
+
+
+async def test_a_host_that_is_lost_while_a_worker_starts_there_is_no_defect_and_no_start() -> None:
+    site = Site()
+    await site.turns()
+    site.processes.end("decode-0")
+    site.processes.lost_hosts.add("decode-0")
+    with capture_logs() as logs:
+        await site.turns(2)
+        site.processes.lost_hosts.clear()
+        await site.turns(2)
+    assert site.starts("decode-0") == 2
+    assert site.supervision.status().failure is None
+    events = [one["event"] for one in logs]
+    assert events.count("worker_host_lost") >= 1
+    assert not {"action_failed", "action_unanswered"} & set(events)
+    assert [one["log_level"] for one in logs if one["log_level"] == "error"] == []
+
+
+async def test_an_action_that_is_not_answered_is_logged_once_until_something_is() -> None:
+    site = Site()
+    await site.turns()
+    unanswered = 0
+
+    async def kill(name: str, *, actor: bool) -> None:
+        nonlocal unanswered
+        unanswered += 1
+        raise UnresponsiveError("no answer within 2 s")
+
+    site.processes.kill = kill  # type: ignore[method-assign]
+    with capture_logs() as logs:
+        for _ in range(2):
+            site.processes.silent.add("decode-0")
+            await site.turns(60)
+            site.processes.silent.clear()
+            await site.turns(2)
+    assert unanswered > 10
+    events = [one["event"] for one in logs]
+    assert (events.count("worker_hung"), events.count("action_unanswered")) == (2, 2)

@@ -80,9 +80,12 @@ class Worker:
     def __init__(self) -> None:
         self.engine, self.masks, self.stepped = Engine(), Masks(), Wakeup()
         rings = SharedRings(2)
-        reader = rings.reader(SharedMemory.create("test-ring", rings.size))
+        memory = SharedMemory.create("test-ring", rings.size)
+        reader, progress = rings.reader(memory), rings.progress(memory)
         engine, masks = cast(EngineClient, self.engine), cast(MaskClient, self.masks)
-        self.servicer = DecodeServicer(b"i" * 16, engine, reader, self.stepped, Drain(), False, masks)
+        self.servicer = DecodeServicer(
+            b"i" * 16, engine, reader, progress, self.stepped, Drain(), False, masks
+        )
 
     async def reserve(self) -> object:
         return await self.servicer.Reserve(REQUEST, cast(Any, Context()))

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-import pytest
-
 from baton.v1.decode_pb2 import SubscribeRequest, SubscribeResponse
-from services.decode import servicer as servicer_module
 from tests.decode.test_ring_reading import Worker, running, worker
 
 __all__ = ["worker"]
@@ -33,11 +30,9 @@ def _subscribe(worker: Worker, router_id: bytes) -> tuple[Stream, asyncio.Task[N
     return stream, asyncio.ensure_future(call)
 
 
-async def test_tokens_of_another_router_defer_no_heartbeat(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tokens_of_another_router_defer_no_heartbeat(worker: Worker) -> None:
     """A router that waits in vain for `LIVENESS_TIMEOUT_S` takes the worker for lost."""
-    monkeypatch.setattr(servicer_module, "_HEARTBEAT_S", _HEARTBEAT_S)
+    worker.servicer.heartbeat_s = _HEARTBEAT_S
     async with running(worker):
         busy, idle = _subscribe(worker, b"r" * 16), _subscribe(worker, b"s" * 16)
         for token in range(40):  # a step every 20 ms, a fifth of the heartbeat

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from baton.base.errors import BatonError
 from baton.engine.shared_memory.output_ring import Finish, Record
 from baton.v1.decode_pb2 import Position, SubscribeResponse
 from baton.v1.types_pb2 import Attempt
@@ -94,9 +95,12 @@ class Site:
         if finish is not Finish.NONE:
             del self.running[number]
 
-    def send(self) -> None:
-        if self.router.connected and (message := self.streams.collect(ROUTER, 1)) is not None:
+    def send(self) -> bool:
+        """Sends the router a message; False where there is none, or nobody to send it to."""
+        message = self.streams.collect(ROUTER, 1) if self.router.connected else None
+        if message is not None:
             self.router.sent.append(message)
+        return message is not None
 
 
 def test_what_a_slow_router_has_not_been_sent_is_kept() -> None:
@@ -117,8 +121,9 @@ def test_what_a_slow_router_has_not_been_sent_is_kept() -> None:
     assert (known.tokens, known.ended) == (list(range(10)), True)
     site.now += LINGER_S + 0.1
     site.streams.sweep()
-    assert site.streams._by_key == {}
-    assert site.streams._ended.total_bytes == 0
+    with pytest.raises(BatonError, match="no such attempt"):
+        site.streams.attach(attempt_of(0), ROUTER, 10)
+    assert site.streams.ended.total_bytes == 0
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -149,11 +154,11 @@ def test_each_output_arrives_or_is_reported(seed: int) -> None:
                 site.router.connect()
             case "sweep":
                 assert site.streams.sweep() == []
-                assert site.streams._ended.total_bytes <= bound
+                assert site.streams.ended.total_bytes <= bound
     for one in list(site.running):
         site.emit(one, 1, Finish.STOP)
-    while site.streams._routers[ROUTER].dirty or site.streams._routers[ROUTER].dropped:
-        site.send()
+    while site.send():
+        pass
     site.router.take()
     for request, known in site.router.known.items():
         whole = known.ended and known.tokens == site.outputs[request]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -14,15 +14,26 @@ from baton.device.wakeup import Wakeup
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.output_ring import RingWriter
 from baton.v1.decode_pb2 import ReserveRequest
-from baton.v1.engine_pb2 import EngineEvent, ReservedEvent
+from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReservedEvent
 from baton.v1.types_pb2 import Attempt
 from services.common.engine.client import EngineClient
 from services.common.processes.drain import Drain
-from services.decode import servicer as servicer_module
 from services.decode.servicer import DecodeServicer
-from tests.state.waiting import until
+from tests.support.waiting import until
 
 _NEVER_S = 3600.0
+
+
+class Engine:
+    """Grants a slot."""
+
+    async def call(
+        self, command: EngineCommand, on_answer: Callable[[EngineEvent], None] | None = None
+    ) -> EngineEvent:
+        reserved = EngineEvent(reserved=ReservedEvent(slot=1, generation=7))
+        assert on_answer is not None
+        on_answer(reserved)
+        return reserved
 
 
 class Worker:
@@ -34,11 +45,18 @@ class Worker:
         self.writer: RingWriter = rings.writer(memory)
         self.stepped = Wakeup()
         self.servicer = DecodeServicer(
-            b"i" * 16, cast(EngineClient, None), rings.reader(memory), self.stepped, Drain(), False
+            b"i" * 16,
+            cast(EngineClient, Engine()),
+            rings.reader(memory),
+            rings.progress(memory),
+            self.stepped,
+            Drain(),
+            False,
         )
+
+    async def reserve(self) -> None:
         request = ReserveRequest(attempt=Attempt(request_id=b"q" * 16, number=1), router_id=b"r" * 16)
-        reserved = EngineEvent(reserved=ReservedEvent(slot=1, generation=7))
-        self.servicer._register(request, reserved)
+        await self.servicer.Reserve(request, cast(Any, None))
 
     def step(self, token: int) -> None:
         """What a decode step writes."""
@@ -46,7 +64,7 @@ class Worker:
 
     async def read(self) -> None:
         """Returns once the ring's words have been taken."""
-        await until(lambda: self.writer.tail == self.writer._next)
+        await until(lambda: self.writer.room() == self.writer.capacity)
 
 
 @pytest.fixture
@@ -58,6 +76,7 @@ def worker() -> Iterator[Worker]:
 
 @asynccontextmanager
 async def running(worker: Worker) -> AsyncIterator[None]:
+    await worker.reserve()
     task = asyncio.create_task(worker.servicer.run())
     try:
         yield
@@ -66,8 +85,8 @@ async def running(worker: Worker) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-async def test_a_step_that_ends_is_read_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servicer_module, "_POLL_S", _NEVER_S)
+async def test_a_step_that_ends_is_read_at_once(worker: Worker) -> None:
+    worker.servicer.poll_s = _NEVER_S
     async with running(worker):
         await asyncio.sleep(0.02)  # it has found nothing, and waits
         worker.step(11)
@@ -78,7 +97,7 @@ async def test_a_step_that_ends_is_read_at_once(worker: Worker, monkeypatch: pyt
 async def test_a_step_that_ends_while_the_ring_is_read_is_not_missed(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer_module, "_POLL_S", _NEVER_S)
+    worker.servicer.poll_s = _NEVER_S
     read, reads = worker.servicer.ring.read, [0]
 
     def reading(limit: int = 4096) -> list[object]:
@@ -86,7 +105,6 @@ async def test_a_step_that_ends_while_the_ring_is_read_is_not_missed(
         if not reads[0]:  # just behind the look
             worker.step(11)
             worker.stepped.set()
-            worker.servicer._on_stepped()
         reads[0] += 1
         return found
 

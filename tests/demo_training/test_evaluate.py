@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from models.demo_training.evaluate import DEMO_MODEL, Transformers, mark, report
+from baton.client import AsyncClient, Choice, Completion, FinishReason, Message, Trace, Usage
+from models.demo_training.evaluate import DEMO_MODEL, ThroughCluster, Transformers, mark, report
 from models.demo_training.exam import questions
 
 
@@ -23,6 +25,48 @@ def test_marks_and_what_was_wrong() -> None:
     assert [wrong["answer"] for wrong in found["wrong"]["copy"]] == ["no"]
     assert len(found["samples"]) == 10
     json.dumps(found)
+
+
+class Answering:
+    """A client whose cluster needs five steps for an answer, less the drafts of a prediction."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    async def __aenter__(self) -> Answering:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        return None
+
+    async def complete(self, messages: Sequence[Message], **fields: Any) -> Completion:
+        self.asked.append({"question": messages[0].content, **fields})
+        accepted = 10 if "prediction" in fields else 0
+        trace = Trace(
+            "p", "d", 1, 0, 0, {}, 0.0, decode_steps=5, draft_tokens=14, accepted_draft_tokens=accepted
+        )
+        choice = Choice(0, (1,), messages[0].content.upper(), FinishReason.STOP, trace=trace)
+        return Completion((choice,), Usage(1, 1))
+
+
+def test_a_cluster_is_asked_with_predictions_and_says_its_tokens_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = Answering()
+
+    async def connect(address: str) -> Answering:
+        return client
+
+    monkeypatch.setattr(AsyncClient, "connect", connect)
+    through = ThroughCluster("nowhere:1", predictions={"b": "the answer"})
+    assert through.take_tokens_per_step() is None
+    assert through(["a"]) == ["A"]
+    assert through.take_tokens_per_step() == 1
+    assert through(["a", "b"]) == ["A", "B"]
+    assert through.take_tokens_per_step() == 2
+    assert through.take_tokens_per_step() is None
+    predictions = [one.get("prediction") for one in sorted(client.asked, key=lambda one: one["question"])]
+    assert predictions == [None, None, "the answer"]
 
 
 def test_the_shipped_model_answers_through_transformers() -> None:

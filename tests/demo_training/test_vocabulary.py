@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -20,6 +21,7 @@ from services.router.text.model_info import ModelInfo
 TOKENIZER: Tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
 
 
+@pytest.mark.slow
 def test_it_is_what_the_generator_makes(tmp_path: Path) -> None:
     write(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):

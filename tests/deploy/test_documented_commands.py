@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from loadgen import cli as loadgen_cli
-from services.cli import main as baton_cli
+from services.cli.parse import parse
 from tests.deploy import tools
 from tests.deploy.chart import CHART
 
@@ -99,7 +99,7 @@ def test_baton_knows_the_commands_that_pods_run() -> None:
     assert len(commands) >= 3
     for program, *arguments in commands:
         assert program == "baton"
-        parsed = baton_cli._parser(arguments).parse_args(arguments)
+        parsed = parse(arguments)
         assert callable(parsed.command), arguments
 
 

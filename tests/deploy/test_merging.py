@@ -165,7 +165,7 @@ def test_the_download_of_the_model_has_the_users_variables_and_files() -> None:
         assert _variables(init) == {"SSL_CERT_FILE": "/etc/corp/ca.crt", "HOME": "/home"}
         assert init["envFrom"] == [{"configMapRef": {"name": "proxy"}}]
         assert {"name": "corp", "mountPath": "/etc/corp"} in init["volumeMounts"]
-        assert init["command"][:2] == ["baton", "fetch-model"]
+        assert init["command"][:3] == ["baton", "model", "fetch"]
 
 
 def test_overrides_are_merged_last_into_objects_of_a_kind_and_of_a_component() -> None:

@@ -44,7 +44,7 @@ def test_model_of_a_hub_is_loaded_by_an_init_container_into_a_shared_folder() ->
     rendered = case("model-hub")
     spec = rendered.pods()["demo-baton-workers"]
     (init,) = spec["initContainers"]
-    assert init["command"] == ["baton", "fetch-model", "--config", "/etc/baton/workers.yaml"]
+    assert init["command"] == ["baton", "model", "fetch", "--config", "/etc/baton/workers.yaml"]
     assert {"name": "model", "mountPath": "/models"} in init["volumeMounts"]
     assert _volume(spec, "model")["hostPath"]["path"] == "/var/cache/baton/models"
     config = rendered.config("workers")

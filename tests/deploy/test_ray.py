@@ -37,7 +37,7 @@ def test_ray_nodes_drain_their_workers_before_ray_ends_them(name: str) -> None:
     for pod, spec in case(name).pods().items():
         stop = spec["containers"][0].get("lifecycle")
         if pod.rpartition("-")[2] in ("workers", "prefill", "decode"):
-            assert stop["preStop"]["exec"]["command"] == ["baton", "stop-workers", "--within", "600"]
+            assert stop["preStop"]["exec"]["command"] == ["baton", "ray", "stop-workers", "--within", "600"]
             assert spec["terminationGracePeriodSeconds"] > 600
 
 
@@ -71,7 +71,7 @@ def test_the_supervisor_has_what_a_ray_node_of_its_own_needs() -> None:
 def test_supervisor_knows_how_many_workers_to_start() -> None:
     rendered = case("ray")
     assert rendered.container("demo-baton-supervisor")["command"] == [
-        *("baton", "supervise", "--config", "/etc/baton/supervisor.yaml")
+        *("baton", "ray", "supervise", "--config", "/etc/baton/supervisor.yaml")
     ]
     config = rendered.config("supervisor")
     assert (config["prefill"], config["decode"]) == (2, 4)
@@ -148,7 +148,7 @@ def test_a_pod_of_ray_makes_a_certificate_for_its_address(pod: str) -> None:
     """The authority's key is in the init container alone, and the authority is Ray's alone."""
     spec = case("ray").pods()[f"demo-baton-{pod}"]
     init = spec["initContainers"][0]
-    assert init["command"][:2] == ["baton", "ray-certificate"]
+    assert init["command"][:3] == ["baton", "ray", "certificate"]
     assert "$(BATON_HOST)" in init["command"]
     assert ("demo-baton-ray-head" in init["command"]) == (pod == "ray-head")
     mounts = {one["name"]: one for one in init["volumeMounts"]}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deploy.chart import case, render_with
+from tests.deploy.chart import case, render, render_with
 
 
 def test_a_group_is_one_container_with_all_gpus() -> None:
     rendered = case("scaling-node")
     container = rendered.container("demo-baton-workers")
     assert container["command"] == [
-        *("baton", "worker-group", "--prefill", "1", "--decode", "3"),
+        *("baton", "worker", "group", "--prefill", "1", "--decode", "3"),
         *("--config", "/etc/baton/workers.yaml"),
     ]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
@@ -33,6 +33,22 @@ def test_split_is_a_pod_a_worker(role: str) -> None:
         == {"prefill": 2, "decode": 3}[role]
     )
     assert "demo-baton-workers" not in rendered.of_kind("Deployment")
+
+
+def test_a_pod_has_the_gpus_of_its_workers() -> None:
+    """Unless a number is set, whether they are one GPU each or divide a model among several."""
+    group = {"workerGroup": {"prefill": 1, "decode": 3}}
+    for values, devices in ((group, 4), ({**group, "engine": {"tensor_parallel": 2}}, 8)):
+        limits = render(values).container("demo-baton-workers")["resources"]["limits"]
+        assert limits["nvidia.com/gpu"] == str(devices)
+    split = render({"topology": "split", "decode": {"engine": {"tensor_parallel": 4}}})
+    for role, devices in (("prefill", 1), ("decode", 4)):
+        limits = split.container(f"demo-baton-{role}")["resources"]["limits"]
+        assert limits["nvidia.com/gpu"] == str(devices)
+    on_cpus = render({"engine": {"device": "cpu"}}).container("demo-baton-workers")
+    assert "nvidia.com/gpu" not in on_cpus["resources"]["limits"]
+    on_ray = render({"ray": {"enabled": True}, "engine": {"tensor_parallel": 2}})
+    assert "--num-gpus=4" in on_ray.container("demo-baton-workers")["command"]
 
 
 def test_both_roles_know_the_same_keys() -> None:

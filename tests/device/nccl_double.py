@@ -94,6 +94,7 @@ class NcclDouble:
         self.hangs = threading.Event()  # while set, an abort does not return
         self.fails: Result | None = None  # the result of every later state query
         self.ends: list[DoubleEnds] = []
+        self.streams: dict[int, DoubleStream] = {}  # by rank, of the channel made last
         self.meeting = 0  # threads that wait for a peer
 
     def unique_id(self) -> bytes:
@@ -112,7 +113,8 @@ class NcclDouble:
         def connect(stream: Stream, given_up: Callable[[], bool]) -> DoubleEnds:
             return self.meet(unique_id, rank, given_up)
 
-        return NcclChannel(connect, DoubleStream(), 1 - rank, wake)
+        stream = self.streams[rank] = DoubleStream()
+        return NcclChannel(connect, stream, 1 - rank, wake)
 
 
 class DoubleEnds:
@@ -123,6 +125,7 @@ class DoubleEnds:
     ) -> None:
         """NcclError where the other end is given up, or the library has failed."""
         self._library = library
+        self.rank = rank
         self._name = "\0nccl-double-" + unique_id[:32].decode()
         self._aborted = threading.Event()
         self._moving = threading.Lock()

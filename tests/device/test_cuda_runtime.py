@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from baton.device.cuda_runtime import CudaError, CudaRuntime, _Batch, call
+from baton.device.cuda_runtime import CudaError, CudaRuntime, call
 
 NOT_THERE = 101
 
@@ -36,11 +36,9 @@ class FakeCuda:
 
 
 @pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> CudaRuntime:
-    runtime = CudaRuntime.__new__(CudaRuntime)
+def runtime() -> CudaRuntime:
     fake = FakeCuda({"0000:01:00.0": 0, "0000:02:00.0": 1, "0000:03:00.0": 2}, {(0, 1)})
-    monkeypatch.setattr(runtime, "_runtime", fake, raising=False)
-    return runtime
+    return CudaRuntime(cast(Any, fake), cast(Any, object()))
 
 
 def test_itself_and_its_peers_are_reached(runtime: CudaRuntime) -> None:
@@ -88,8 +86,8 @@ class FakeCopies:
 
 @pytest.mark.parametrize(("answer", "batches"), [(0, 2), (801, 1)])
 def test_copies_are_batched_where_the_driver_supports_it(answer: int, batches: int) -> None:
-    fake, runtime = FakeCopies(answer), CudaRuntime.__new__(CudaRuntime)
-    runtime.__dict__ |= {"_runtime": fake, "_driver": fake, "_batch": _Batch()}
+    fake = FakeCopies(answer)
+    runtime = CudaRuntime(cast(Any, fake), cast(Any, fake))
     for _ in range(2):
         runtime.copy_batch(1000, [7, 5, 6], 10, 3, 9)
     runtime.copy_batch(2000, [8], 10, 3, 9)

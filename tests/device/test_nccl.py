@@ -1,16 +1,15 @@
-"""The binding, over a library that only notes what it is asked; `bench.nccl` asks NCCL itself."""
+"""The binding, over a library that only notes what it is asked; tests of links over NCCL ask NCCL itself."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from baton.device import nccl
-from baton.device.nccl import UNIQUE_ID_BYTES, Nccl, NcclError, Result
+from baton.device.nccl import UNIQUE_ID_BYTES, Communicator, Config, Nccl, NcclError, Result
 
 _HANDLE = 0xBEEF
 
@@ -36,7 +35,7 @@ class _Library:
         return call
 
     def ncclGetVersion(self, version: Any) -> int:  # noqa: N802
-        version._obj.value = 22809
+        ctypes.cast(version, ctypes.POINTER(ctypes.c_int))[0] = 22809
         return 0
 
     def ncclGetUniqueId(self, made: Any) -> int:  # noqa: N802
@@ -44,12 +43,13 @@ class _Library:
         return 0
 
     def ncclCommInitRankConfig(self, handle: Any, ranks: int, name: Any, rank: int, config: Any) -> int:  # noqa: N802
-        handle._obj.value = _HANDLE
-        self.calls.append(("init", (ranks, bytes(name), rank, config._obj)))
+        ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))[0] = _HANDLE
+        given = ctypes.cast(config, ctypes.POINTER(Config)).contents
+        self.calls.append(("init", (ranks, bytes(name), rank, Config.from_buffer_copy(given))))
         return int(Result.IN_PROGRESS)
 
     def ncclCommGetAsyncError(self, handle: Any, error: Any) -> int:  # noqa: N802
-        error._obj.value = int(self.state)
+        ctypes.cast(error, ctypes.POINTER(ctypes.c_int))[0] = int(self.state)
         return 0
 
     def ncclCommAbort(self, handle: Any) -> int:  # noqa: N802
@@ -62,16 +62,19 @@ class _Library:
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Library]:
+def library() -> Iterator[_Library]:
     made = _Library()
-    monkeypatch.setattr(nccl, "_load", lambda: made)
     yield made
     made.released.set()
 
 
-def _made(library: _Library) -> nccl.Communicator:
+def _nccl(library: _Library) -> Nccl:
+    return Nccl(cast(Any, library))
+
+
+def _made(library: _Library) -> Communicator:
     library.state = Result.SUCCESS
-    return Nccl().communicator(b"\x07" * UNIQUE_ID_BYTES, 1, 2, max_ctas=4)
+    return _nccl(library).communicator(b"\x07" * UNIQUE_ID_BYTES, 1, 2, max_ctas=4)
 
 
 def test_a_communicator_is_requested_in_the_librarys_layout(library: _Library) -> None:
@@ -91,9 +94,9 @@ def test_a_communicator_is_requested_in_the_librarys_layout(library: _Library) -
 
 
 def test_an_id_comes_from_the_library(library: _Library) -> None:
-    assert Nccl().unique_id() == b"\x05" * UNIQUE_ID_BYTES
+    assert _nccl(library).unique_id() == b"\x05" * UNIQUE_ID_BYTES
     with pytest.raises(ValueError):
-        Nccl().communicator(b"short", 0, 2, max_ctas=4)
+        _nccl(library).communicator(b"short", 0, 2, max_ctas=4)
 
 
 def test_transfers_pass_address_size_peer_and_stream(library: _Library) -> None:

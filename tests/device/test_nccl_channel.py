@@ -14,29 +14,23 @@ from baton.device import nccl_channel
 from baton.device.nccl import Result
 from baton.device.nccl_channel import NcclChannel, PairCommunicator
 from baton.device.stream import Event, Stream
-from tests.device.nccl_double import RECEIVER, SENDER, DoubleEnds, DoubleStream, NcclDouble
+from tests.device.nccl_double import RECEIVER, SENDER, DoubleStream, NcclDouble
 from tests.support.events import FakeEvent
+from tests.support.waiting import block_until
 
 Pair = tuple[NcclDouble, NcclChannel, NcclChannel]
-
-
-def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.001)
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     library, name = NcclDouble(), NcclDouble().unique_id()
     channels = [library.channel(name, rank, lambda: None) for rank in (SENDER, RECEIVER)]
-    until(lambda: all(channel.connected for channel in channels))
+    block_until(lambda: all(channel.connected for channel in channels))
     yield library, channels[0], channels[1]
     library.hangs.clear()
     for channel in channels:
         channel.abort()
-    until(lambda: all(channel.terminated for channel in channels))
+    block_until(lambda: all(channel.terminated for channel in channels))
 
 
 def send(channel: NcclChannel, array: NDArray[np.uint8], after: Event | None = None) -> None:
@@ -59,7 +53,7 @@ def test_bytes_arrive_in_order_before_the_event_completes(pair: Pair) -> None:
     for array in sent:
         send(sender, array)
     for number, event in enumerate(events):
-        until(event.query)
+        block_until(event.query)
         assert np.array_equal(got[number], sent[number])
 
 
@@ -75,7 +69,7 @@ def test_a_send_waits_for_its_event_and_its_caller_for_nothing(pair: Pair) -> No
     time.sleep(0.05)
     assert not any(event.query() for event in events)
     late.complete = True
-    until(events[1].query)
+    block_until(events[1].query)
     assert [int(array[0]) for array in got] == [1, 2]
 
 
@@ -83,13 +77,13 @@ def test_a_receive_without_a_sender_ends_with_the_abort(pair: Pair) -> None:
     _, sender, receiver = pair
     there = receive(receiver, np.zeros(64, dtype=np.uint8))
     sender.abort()
-    until(lambda: sender.terminated)
+    block_until(lambda: sender.terminated)
     time.sleep(0.05)
     assert receiver.failure is None  # NCCL does not report it
     assert not there.query()
     freed = threading.Event()
     receiver.abort("its peer has gone", then=freed.set)
-    until(lambda: receiver.terminated)
+    block_until(lambda: receiver.terminated)
     assert freed.is_set()
     assert receiver.failure == "its peer has gone"
     assert not receiver.connected
@@ -105,26 +99,24 @@ def test_an_abort_that_hangs_is_hung_and_not_terminated(pair: Pair, monkeypatch:
     begun = time.monotonic()
     receiver.abort()
     assert time.monotonic() - begun < 0.1  # its caller does not wait
-    until(lambda: receiver.hung)
+    block_until(lambda: receiver.hung)
     assert not receiver.terminated
     library.hangs.clear()
-    until(lambda: receiver.terminated)
+    block_until(lambda: receiver.terminated)
     assert not receiver.hung
 
 
 def test_it_has_terminated_when_the_stream_has_finished(pair: Pair) -> None:
     """An abort that has returned is not enough: kernels may still be on their way out."""
-    _, _, receiver = pair
+    library, _, receiver = pair
     works, freed = threading.Event(), threading.Event()
-    stream = receiver._stream
-    assert isinstance(stream, DoubleStream)
-    stream.add(lambda: _wait(works))
+    library.streams[RECEIVER].add(lambda: _wait(works))
     receiver.abort(then=freed.set)
     time.sleep(0.2)  # the double's abort takes a quarter of it
     assert not receiver.terminated
     assert not freed.is_set()
     works.set()
-    until(lambda: receiver.terminated)
+    block_until(lambda: receiver.terminated)
     assert freed.is_set()
 
 
@@ -135,7 +127,7 @@ def _wait(event: threading.Event) -> None:
 def test_a_communicator_that_fails_fails_the_channel(pair: Pair) -> None:
     library, sender, _ = pair
     library.fails = Result.REMOTE_ERROR
-    until(lambda: sender.failure is not None)
+    block_until(lambda: sender.failure is not None)
     assert "remote_error" in str(sender.failure)
     assert not sender.terminated  # broken, and still to be ended
 
@@ -148,10 +140,10 @@ def test_an_end_that_never_connected_terminates_at_once() -> None:
     assert not channel.connected
     assert channel.failure is None
     channel.abort("it takes too long", then=freed.set)
-    until(lambda: channel.terminated)
+    block_until(lambda: channel.terminated)
     assert freed.is_set()
     assert channel.failure == "it takes too long"
-    until(lambda: not library.meeting)
+    block_until(lambda: not library.meeting)
 
 
 def test_a_connection_after_an_abort_is_aborted() -> None:
@@ -166,14 +158,14 @@ def test_a_connection_after_an_abort_is_aborted() -> None:
 
     channel = NcclChannel(connect, DoubleStream(), SENDER, lambda: None)
     other = library.channel(name, SENDER, lambda: None)
-    until(lambda: bool(made))
+    block_until(lambda: bool(made))
     channel.abort()
-    until(lambda: channel.terminated)  # though NCCL has not come back
+    block_until(lambda: channel.terminated)  # though NCCL has not come back
     wait.set()
-    until(lambda: made[0].aborted)  # type: ignore[attr-defined]
+    block_until(lambda: made[0].aborted)  # type: ignore[attr-defined]
     assert not channel.connected
     other.abort()
-    until(lambda: other.terminated)
+    block_until(lambda: other.terminated)
 
 
 def test_a_library_that_fails_at_once() -> None:
@@ -183,18 +175,17 @@ def test_a_library_that_fails_at_once() -> None:
         raise RuntimeError("no such device")
 
     channel = NcclChannel(refuse, DoubleStream(), 0, woken.set)
-    until(lambda: channel.failure is not None)
+    block_until(lambda: channel.failure is not None)
     assert "no such device" in str(channel.failure)
     assert woken.is_set()
     channel.abort()
-    until(lambda: channel.terminated)
+    block_until(lambda: channel.terminated)
 
 
 def test_an_abort_does_not_wait_for_a_blocked_call(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL's calls block while the device waits for what the abort ends, so the aborting thread must not."""
-    _, _, receiver = pair
-    ends = receiver._communicator
-    assert isinstance(ends, DoubleEnds)
+    library, _, receiver = pair
+    (ends,) = (each for each in library.ends if each.rank == RECEIVER)
     under_way = threading.Event()
 
     def stuck(address: int, size: int, peer: int, stream: int) -> None:
@@ -209,7 +200,7 @@ def test_an_abort_does_not_wait_for_a_blocked_call(pair: Pair, monkeypatch: pyte
     begun = time.monotonic()
     receiver.abort("its peer has gone")
     assert time.monotonic() - begun < 0.1
-    until(lambda: receiver.terminated)
+    block_until(lambda: receiver.terminated)
     loop.join(5)
     assert not loop.is_alive()
 
@@ -218,7 +209,7 @@ def test_a_late_abort_calls_back_at_once(pair: Pair) -> None:
     _, _, receiver = pair
     first, second = threading.Event(), threading.Event()
     receiver.abort(then=first.set)
-    until(lambda: receiver.terminated)
+    block_until(lambda: receiver.terminated)
     assert first.is_set()
     receiver.abort(then=second.set)
     assert second.wait(5)

@@ -15,6 +15,7 @@ from baton.engine.memory.blocks import OutOfBlocksError
 from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.shared_memory.logprob_records import Logprobs
+from baton.engine.shared_memory.mask_board import Mask
 from baton.engine.shared_memory.output_ring import Finish
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
@@ -29,13 +30,24 @@ _AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Request:
-    """`cancel_after`: tokens of output after which it is cancelled. `forced`: see `Start`."""
+    """`cancel_after`: tokens of output after which it is cancelled. All behind it: see `Start`."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
     limits: Limits
     cancel_after: int | None = None
     forced: int | None = None
+    emitted: tuple[int, ...] = ()
+    masked: bool = False
+    first_mask: Mask | None = None
+    prediction: tuple[int, ...] = ()
+    most_drafts: int | None = None
+    tenant: str | None = None
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """The prompt, and what an earlier attempt emitted."""
+        return self.prompt + self.emitted
 
 
 @dataclass(frozen=True)
@@ -114,6 +126,13 @@ class Crowd:
         assert self._host.free == self._host_total
         assert not self._allocation.waiting
 
+    def began(self, key: SlotKey, number: int) -> None:
+        """Called when a request, by its place among those of `run`, has got a slot; no step has run since."""
+
+    def numbers(self) -> dict[SlotKey, int]:
+        """The requests that run, by their place among those of `run`."""
+        return {key: number for key, (number, _) in self._running.items()}
+
     def _admit(self, joining: list[tuple[int, Request]]) -> int:
         """Starts them; how many of the first found slots and blocks."""
         if not joining or not self.engine.slots.free or self._allocation.waiting:
@@ -126,14 +145,15 @@ class Crowd:
         for key, start, (number, request) in zip(keys, starts, joining, strict=False):
             grant = Grant(*key, self.engine.tables.pop(key), start.first_capacity)
             end = len(start.prompt) + start.max_tokens
-            reservation = Reservation(Attempt(), Ticket(), grant, len(request.prompt), end)
+            reservation = Reservation(Attempt(), Ticket(), grant, len(request.text), end)
             self._running[key] = number, reservation
             self._allocation.add(reservation)
+            self.began(key, number)
         self._most = max(self._most, len(self._running))
         return len(keys)
 
     def _start(self, request: Request) -> Start:
-        length, most = len(request.prompt), len(request.prompt) + request.limits.max_tokens - 1
+        length, most = len(request.text), len(request.prompt) + request.limits.max_tokens - 1
         return Start(
             request.prompt,
             max_tokens=request.limits.max_tokens,
@@ -143,6 +163,12 @@ class Crowd:
             capacity=most if self._reserve is None else min(most, length + self._reserve),
             grows=True,
             forced=request.forced,
+            emitted=request.emitted,
+            masked=request.masked,
+            first_mask=request.first_mask,
+            prediction=request.prediction,
+            most_drafts=request.most_drafts,
+            tenant=request.tenant,
         )
 
     def _cancel_in_time(self, request: Request, reservation: Reservation) -> None:
@@ -161,5 +187,6 @@ class Crowd:
             ended.append((number, answer))
             self._allocation.remove(key)
             engine.pools.release(reservation.blocks)
+            engine.decode.learn(*key)
             engine.slots.release(*key)
         return ended

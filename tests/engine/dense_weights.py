@@ -9,11 +9,17 @@ import torch
 from torch import Tensor
 
 from baton.engine.kernels.quantized_weight import Weight
+from baton.engine.model import weight_places as places
 from baton.engine.model import weights
 from baton.engine.model.config.model_config import ModelConfig
-from baton.engine.model.weight_reader import Progress
+from baton.engine.model.weight_reader import Progress, Target
 
 Device = torch.device | str
+
+
+def targets(places: Mapping[str, Tensor]) -> dict[str, list[Target]]:
+    """Places that each take a stored tensor whole."""
+    return {name: [Target.whole(tensor)] for name, tensor in places.items()}
 
 
 def tensors(found: Mapping[str, Weight]) -> dict[str, Tensor]:
@@ -37,7 +43,7 @@ def random_weights(
 
 
 def weight_places(config: ModelConfig, device: Device, dtype: torch.dtype) -> dict[str, Tensor]:
-    return tensors(weights.weight_places(config, device, dtype))
+    return tensors(places.weight_places(config, device, dtype))
 
 
 def packed(config: ModelConfig, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

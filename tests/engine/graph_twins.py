@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from baton.engine.forward.layer_program import JoinedRows
+from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config
@@ -69,14 +69,14 @@ class GraphTwins:
         self.sequences = scattered_sequences(lengths, blocks, len(layout.groups), config.vocab_size)
         self.done = [0] * len(lengths)
         self.steps = self.replayed = 0
-        replay = self.graphed._graphs.replay
+        replay = self.graphed.graphs.replay
 
         def counted(step: StepInputs, joined: JoinedRows | None = None) -> bool:
             found = replay(step, joined)
             self.replayed += found
             return found
 
-        self.graphed._graphs.replay = counted  # type: ignore[method-assign]
+        self.graphed.graphs.replay = counted  # type: ignore[method-assign]
 
     def check(self, pieces: Pieces) -> None:
         """Runs a step both ways: rows and caches are the same, bit for bit, whatever an earlier one left."""
@@ -85,7 +85,7 @@ class GraphTwins:
         for left in (
             self.graphed.workspace.hidden,
             self.graphed.workspace.attn_out,
-            self.graphed._attention._sums,
+            self.graphed.attention.sums,
         ):
             left.fill_(torch.nan)
         found = self.graphed.forward(step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,10 +23,11 @@ from baton.engine.executor.step_handle import ChunkResult
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.kv_cache import KVCache
+from baton.engine.memory.split_cache import SplitKVCache
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel
-from baton.engine.model.weights import load_weights, random_weights
+from baton.engine.model.weights import load_ranks, random_ranks
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.plan.step_planner import StepPlanner
 from baton.engine.prefill.graphs import GraphBounds
@@ -34,7 +35,11 @@ from baton.engine.prefill.reference_pass import ReferencePass
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.logprob_records import Logprobs
+from baton.engine.shared_memory.mask_board import Mask
 from baton.engine.shared_memory.output_ring import Finish
+from baton.engine.speculation.lookahead_table import LookaheadTable
+from baton.engine.speculation.proposer import Proposer
+from baton.model_spec.split import splits
 from bench.engine_driver import admit, take
 
 WEIGHTS_SEED = 7
@@ -63,7 +68,8 @@ class Start:
     """A prompt, and what an earlier attempt emitted, with blocks for `capacity` tokens at first (None: all).
 
     `grows`: only those are taken from the pools, and more are the caller's affair. `forced`: the token that
-    it is admitted with, instead of the one drawn. `masked`: each token behind it waits for its mask.
+    it is admitted with, instead of the one drawn. `masked`: each token behind it waits for its mask;
+    `first_mask`: of the first one. `prediction`, `most_drafts`, `tenant`: of `DecodeLoop.begin_admission`.
     """
 
     prompt: tuple[int, ...]
@@ -76,6 +82,10 @@ class Start:
     grows: bool = False
     forced: int | None = None
     masked: bool = False
+    first_mask: Mask | None = None
+    prediction: tuple[int, ...] = ()
+    most_drafts: int | None = None
+    tenant: str | None = None
 
     @property
     def most_tokens(self) -> int:
@@ -94,7 +104,8 @@ class Start:
     def sequence(self) -> Sequence:
         limits = Limits(self.max_tokens, self.stop, self.min_tokens)
         tokens = (*self.prompt, *self.emitted)
-        return Sequence(tokens, len(self.prompt), self.sampling or SamplingParams(), limits)
+        sampling = self.sampling or SamplingParams()
+        return Sequence(tokens, len(self.prompt), sampling, limits, mask=self.first_mask)
 
 
 class LocalEngine:
@@ -118,50 +129,74 @@ class LocalEngine:
         cache_dtype: str | None = None,
         mixed: Literal["", "graphs", "eager"] = "",
         rows_per_slot: int = 1,
+        lookup_tokens: int = 0,
+        lookahead_bytes: int = 0,
+        adaptive: bool = False,
+        proposer: Callable[[SlotState], Proposer] | None = None,
+        changes: Mapping[str, Any] | None = None,
+        ranks: int = 1,
+        bounds: StepBounds | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`checkpoint`: the folder holds one; else a random model is made. `longest`: a sequence's tokens.
-        `ring_slots`: slots that mailbox and ring are sized for; by default `slots`. `cache_dtype`: by
-        default `dtype`. `mixed`: prefill steps are by kernels, and decode steps join them, in graphs or
-        not; with `graph` only."""
+        """`checkpoint`: the folder holds one; else a random model is made, of CONFIG with `changes`.
+        `longest`: a sequence's tokens. `ring_slots`: slots that mailbox and ring are sized for; by default
+        `slots`. `ranks`: devices that divide the model; without `graph` only. `cache_dtype`: by default
+        `dtype`. `mixed`: prefill steps are by kernels, and decode steps join them, in graphs or not; with
+        `graph` only. `adaptive`: a policy chooses how many rows drafts get. `proposer`: makes what proposes
+        drafts. `lookahead_bytes`: of a lookahead table; 0: there is none. `bounds`: of prefill steps;
+        by default `chunk` tokens. `clock`: of the decode loop by graphs."""
         weights_dtype = getattr(torch, dtype)
         cache_dtype = cache_dtype or dtype
         if checkpoint:
             config = load_config(folder)
-            weights = load_weights(config, folder, device, weights_dtype)
+            weights = load_ranks(config, folder, [device] * ranks, weights_dtype)
         else:
             folder.mkdir(exist_ok=True)
-            (folder / "config.json").write_text(json.dumps(CONFIG))
+            (folder / "config.json").write_text(json.dumps(CONFIG | dict(changes or {})))
             config = load_config(folder)
-            weights = random_weights(config, WEIGHTS_SEED, torch.device(device), weights_dtype)
+            weights = random_ranks(config, WEIGHTS_SEED, [device] * ranks, weights_dtype)
         layout = config.layout(block_tokens, cache_dtype)
         precision = Precision.of(weights_dtype, getattr(torch, cache_dtype))
-        model = Model(config, weights, layout, device, precision)
-        self.cache = cache = KVCache(layout, blocks, device)
+        parts = [config.of_rank(split) for split in splits(ranks)]
+        models = [
+            Model(part, mine, part.layout(block_tokens, cache_dtype), device, precision)
+            for part, mine in zip(parts, weights, strict=True)
+        ]
+        model, caches = models[0], [KVCache(each.layout, blocks, device) for each in models]
+        self.model = model
+        self.cache, cache = caches[0], caches[0] if ranks == 1 else SplitKVCache(layout, caches)
         self.pools = BlockPools(layout, [blocks] * len(layout.groups))
-        self.scheduler = PrefillScheduler(self.pools, StepBounds(chunk), max_sequences=slots)
+        self.scheduler = PrefillScheduler(self.pools, bounds or StepBounds(chunk), max_sequences=slots)
         rings = SharedRings(ring_slots or slots, rows_per_slot=rows_per_slot)
         self.memory = memory = SharedMemory.create("local-engine", rings.size)
         self.reader = rings.reader(memory)
         self.slots = SlotPool(slots)
         widths, place = self.pools.counts_for(longest), torch.device(device)
-        self.state = SlotState(slots, widths, config.vocab_size, place, rows_per_slot)
+        vocab = config.vocab_size
+        table = LookaheadTable(slots, lookahead_bytes, vocab, place) if lookahead_bytes else None
+        self.state = SlotState(slots, widths, vocab, place, rows_per_slot, lookup_tokens, table)
         self.decode: DecodeLoop
         if graph:
+            from baton.engine.decode.draft_rows import proposals_of
             from baton.engine.executor.decode_factory import decode_loop
 
             self.decode = decode_loop(
-                model, cache, self.state, rings, memory, exact=numerics == "exact", mixes=bool(mixed),
-                interpreted=True,
+                models, cache, self.state, rings, memory, exact=numerics == "exact", mixes=bool(mixed),
+                interpreted=True, propose=proposer and proposals_of(self.state, proposer(self.state)),
+                adaptive=adaptive, clock=clock,
             )  # fmt: skip
         else:
-            box, ring, positions = rings.mailbox(memory), rings.writer(memory), rings.positions(memory)
-            self.decode = ReferenceDecodeLoop(ReferenceModel(model), cache, self.state, box, ring, positions)
+            box, ring, progress = rings.mailbox(memory), rings.writer(memory), rings.progress(memory)
+            self.decode = ReferenceDecodeLoop(
+                ReferenceModel(*models), cache, self.state, box, ring, progress,
+                proposer=proposer and proposer(self.state), adaptive=adaptive,
+            )  # fmt: skip
         # Prefill steps that a decode step was part of.
         self.mixed_steps = 0
         if mixed:
             self.prefill = self._mixing(model, chunk, graphs=mixed == "graphs")
         else:
-            prompt_pass = ReferencePass(ReferenceModel(model), cache)
+            prompt_pass = ReferencePass(ReferenceModel(*models), cache)
             self.prefill = PrefillSteps(prompt_pass, self.scheduler, compute_stream(model.device))
         planner = StepPlanner(self.scheduler, self.prefill.state, self.decode.steps)
         self.executor = StepExecutor(planner, self.prefill, self.decode)
@@ -236,6 +271,9 @@ class LocalEngine:
             sampling=sequence.sampling,
             limits=sequence.limits,
             masked=start.masked,
+            prediction=start.prediction,
+            most_drafts=start.most_drafts,
+            tenant=start.tenant,
         )
         self.tables[key] = sequence.blocks
         self.output[key] = []

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from baton.engine.memory.kv_cache import KVCache
+from baton.engine.memory.split_cache import SplitKVCache
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.model.weight_formats import weight_formats
-from baton.engine.model.weights import load_weights
+from baton.engine.model.weights import load_ranks
+from baton.model_spec.split import splits
 
 # (sequence, first position, token ids)
 Piece = tuple[int, int, Sequence[int]]
@@ -33,15 +35,24 @@ class Passes:
         cache_dtype: torch.dtype | None = None,
         quantization: str | None = None,
         quantize_head: bool = False,
+        ranks: int = 1,
     ) -> None:
-        """`cache_dtype`: where it is not `dtype`."""
+        """`cache_dtype`: where it is not `dtype`. `ranks`: devices among which the model is divided."""
         config, cache_dtype = load_config(folder), cache_dtype or dtype
-        layout = config.layout(block_tokens, str(cache_dtype).removeprefix("torch."))
+        cache_name = str(cache_dtype).removeprefix("torch.")
+        layout = config.layout(block_tokens, cache_name)
         per_sequence = -(-length // block_tokens)
         formats = weight_formats(config, quantization, quantize_head=quantize_head)
-        weights = load_weights(config, folder, "cpu", dtype, formats=formats)
-        self.model = ReferenceModel(Model(config, weights, layout, "cpu", Precision.of(dtype, cache_dtype)))
-        self.cache = KVCache(layout, 1 + sequences * per_sequence, "cpu")
+        self.weights = load_ranks(config, folder, ["cpu"] * ranks, dtype, formats=formats)
+        precision, parts = Precision.of(dtype, cache_dtype), [config.of_rank(s) for s in splits(ranks)]
+        self.models = [
+            Model(part, weights, part.layout(block_tokens, cache_name), "cpu", precision)
+            for part, weights in zip(parts, self.weights, strict=True)
+        ]
+        self.model = ReferenceModel(*self.models)
+        caches = [KVCache(model.layout, 1 + sequences * per_sequence, "cpu") for model in self.models]
+        self.memory = SplitKVCache(layout, caches)
+        self.cache = caches[0]
         generator = torch.Generator().manual_seed(block_tokens)
         self.tables = [
             1 + torch.randperm(sequences * per_sequence, generator=generator).view(sequences, per_sequence)
@@ -59,7 +70,7 @@ class Passes:
             query_start=starts,
             block_tables=tuple(table[[sequence for sequence, _, _ in pieces]] for table in self.tables),
         )
-        logits = self.model.logits(self.model.forward(rows, self.cache))
+        logits = self.model.logits(self.model.forward(rows, self.memory))
         return [logits[start:end] for start, end in itertools.pairwise(starts)]
 
     def greedy(self, sequence: int, prompt: Sequence[int], count: int, chunk: int = 64) -> list[int]:

@@ -55,6 +55,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "phi3",
         "partial_rotary_factor": 0.5,
     },
+    "mixture": {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+    },
 }
 
 

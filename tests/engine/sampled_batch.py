@@ -71,15 +71,17 @@ class SampledBatch:
         device: str = "cpu",
         top: int = 20,
         head: int = 0,
+        rows: int | None = None,
     ) -> None:
+        """`rows`: of the batch, by default one for each request."""
         self.requests = requests
         slots = len(requests)
         self.state = SlotState(slots, (1,), vocab, torch.device(device))
         self._rings = SharedRings(slots, top)
         memory = SharedMemory.create("sampled-batch", self._rings.size)
         mailbox = self._rings.mailbox(memory)
-        positions = self._rings.positions(memory)
-        loop = _Admitting(self.state, mailbox, self._rings.writer(memory), positions)
+        progress = self._rings.progress(memory)
+        loop = _Admitting(self.state, mailbox, self._rings.writer(memory), progress)
         for slot, request in enumerate(requests):
             admit(
                 loop,
@@ -100,44 +102,52 @@ class SampledBatch:
             torch.cuda.synchronize()
         for entry in mailbox.take(0, slots):
             self.state.admit(entry)
-        self.sampler = GraphSampler(self.state, slots, vocab, chunk)
+        self.sampler = GraphSampler(self.state, rows or slots, vocab, chunk)
         self.control = torch.zeros(kernels.CONTROL_WORDS, dtype=torch.int64, device=device)
         self.control[kernels.HEAD.value] = head
         self.clocks = torch.zeros(
             kernels.CLOCK_LINES.value, kernels.CLOCK_WIDTH.value, dtype=torch.int64, device=device
         )
         self.reported = torch.zeros(self._rings.records_place[1], dtype=torch.int32, device=device)
-        self.place = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.place = torch.zeros(rows or slots, dtype=torch.int32, device=device)
 
     def ready(self, order: list[int]) -> list[int]:
         """The rows that are not held."""
         return [row for row, slot in enumerate(order) if not self.requests[slot].late]
 
-    def expected(self, logits: Tensor, order: list[int]) -> tuple[list[int], list[Logprobs | None], Tensor]:
-        """Tokens and logprobs of the rows that are not held, and the counts after; leaves the state alone."""
+    def expected(self, logits: Tensor, order: list[int]) -> tuple[list[int], list[Logprobs | None]]:
+        """Tokens and logprobs of the rows that are not held; leaves the state alone."""
         device = logits.device
         rows = self.ready(order)
         slots = torch.tensor([order[row] for row in rows], device=device)
         sampler = self.state.sampler
-        before = sampler.counts.in_output.clone()
         positions = self.state.position[slots].long() + 1
-        tokens, batch = sampler.draw(logits[rows], slots, positions, self.state.stop_ids)
-        after = sampler.counts.in_output.clone()
-        sampler.counts.in_output.copy_(before)
+        tokens = sampler.draw(logits[rows], slots, positions, self.state.stop_ids)
+        batch = sampler.report(logits[rows], tokens, slots)
         reported: list[Logprobs | None] = [None] * len(rows)
         if batch is not None:
             for row, one in zip(batch.rows.tolist(), batch.all(), strict=True):
                 reported[row] = one
-        return tokens.tolist(), reported, after
+        return tokens.tolist(), reported
 
-    def drawn(self, logits: Tensor, order: list[int]) -> list[int]:
-        """All rows' tokens by the kernels; those of held rows mean nothing."""
-        slots = torch.tensor(order, dtype=torch.int32, device=logits.device)
-        drawn = torch.full((len(order),), -7, dtype=torch.int32, device=logits.device)
+    def drawn(
+        self, logits: Tensor, order: list[int], drafts: tuple[list[int], list[int]] | None = None
+    ) -> list[int]:
+        """All rows' tokens by the kernels; those of held rows mean nothing. `drafts`: token and depth of each
+        row."""
+
+        def ints(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=logits.device)
+
+        slots, drawn, position = ints(order), ints([-7] * len(order)), self.state.position[order]
+        several = None if drafts is None else (ints(drafts[0]), ints(drafts[1]))
+        if several is not None:
+            position = position + several[1]
         self.control[kernels.ROWS.value] = len(order)
-        self.rows = slots, self.state.position[slots.long()].contiguous(), self.place[: len(order)]
+        self.rows = slots, position.contiguous(), self.place[: len(order)]
         ring = self._rings.ring_words, self._rings.max_logprobs
-        self.sampler.launch(drawn, logits, self.rows, self.control, self.clocks, self.reported, ring)
+        self.sampler.draw(drawn, logits, self.rows, self.control, self.clocks, several)
+        self.sampler.report(drawn, logits, (slots, self.rows[2]), self.control, self.reported, ring)
         return drawn.tolist()
 
     def logprobs(self, position: int) -> Logprobs | None:
@@ -151,7 +161,7 @@ class SampledBatch:
         """[rows, V]: logits edited, and those by temperature, before a draw; and which tokens are left."""
         slots = torch.tensor(order, device=logits.device)
         sampler = self.state.sampler
-        edits = sampler._edits(
+        edits = sampler.edits(
             slots, sampler.features[slots], self.state.position[slots].long() + 1, self.state.stop_ids
         )
         edited = edits.applied(logits).double()

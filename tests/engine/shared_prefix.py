@@ -80,8 +80,8 @@ class SharedPrefix:
             self.loop = GraphDecodeLoop(model, cache, state, rings, host, options)
         else:
             box, ring = rings.mailbox(self.memory), rings.writer(self.memory)
-            positions = rings.positions(self.memory)
-            self.loop = ReferenceDecodeLoop(ReferenceModel(model), cache, state, box, ring, positions)
+            progress = rings.progress(self.memory)
+            self.loop = ReferenceDecodeLoop(ReferenceModel(model), cache, state, box, ring, progress)
         self.output: list[list[int]] = [[] for _ in range(shape.slots)]
         self.ended: set[int] = set()
 
@@ -98,7 +98,7 @@ class SharedPrefix:
         length = shape.shared * BLOCK + 1 + number % 13
         slot, generation = self._slots.grant()
         assert slot == number
-        tables = (blocks,) * len(self.loop._state.block_tables)
+        tables = (blocks,) * len(self.loop.state.block_tables)
         admit(
             self.loop,
             Grant(slot, generation, tables, shape.tokens),

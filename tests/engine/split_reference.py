@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +66,16 @@ class AttentionCase:
             norms=(normal(heads.dim), normal(heads.dim)) if norms else None,
         )
 
+    @classmethod
+    def of_slots(
+        cls, heads: Heads, slots: list[tuple[int, int]], *, block_tokens: int = 64, **more: Any
+    ) -> AttentionCase:
+        """Rows of slots side by side: (position of the first, rows) of each."""
+        positions = [position + row for position, rows in slots for row in range(rows)]
+        case = cls.random(heads, positions, block_tokens=block_tokens, **more)
+        counts = torch.tensor([rows for _, rows in slots], device=case.slots.device)
+        return replace(case, slots=case.slots[: len(slots)].repeat_interleave(counts))
+
     def quantised(self) -> AttentionCase:
         """The same with a cache of codes, and without rotation, so that all kernels round the same keys."""
         cache, scales = quantised_cache(self.cache)
@@ -116,31 +128,40 @@ def copied(cache: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Tokens begin:end of one row."""
+    """Tokens begin:end of `rows` rows of a slot, of which `row` is the first."""
 
     row: int
     begin: int
     end: int
+    rows: int = 1
 
 
-def split_items(positions: Sequence[int], window: int | None, policy: SplitPolicy) -> list[list[Item]]:
-    """The items of each row, of which each row's token stands at its position (from 0)."""
+def split_items(
+    positions: Sequence[int], window: int | None, policy: SplitPolicy, rows: Sequence[int] | None = None
+) -> list[list[Item]]:
+    """The items of each row, of which each row's token stands at its position (from 0); or of each run of so
+    many `rows` of a slot, of which the first one's does."""
+    rows = rows or [1] * len(positions)
+    firsts = list(accumulate(rows, initial=0))
     starts = [0 if window is None else max(0, p - window + 1) // TILE * TILE for p in positions]
-    spans = [p + 1 - start for p, start in zip(positions, starts, strict=True)]
+    spans = [p + count - start for p, count, start in zip(positions, rows, starts, strict=True)]
     if policy.fixed is not None:
         parts = [policy.fixed] * len(spans)
     else:
         about = max(policy.shortest, -(-sum(spans) // policy.wanted))
         rest = len(spans) % policy.wave if len(spans) > policy.wave else 0
         parts = []
-        for row, span in enumerate(spans):
+        for entry, span in enumerate(spans):
             pieces = -(-span // about)
-            if row >= len(spans) - rest:
+            if entry >= len(spans) - rest:
                 pieces = max(pieces, min(policy.wave // rest, -(-span // policy.shortest)))
             parts.append(_whole_tiles(-(-span // pieces)))
     return [
-        [Item(row, begin, min(begin + part, start + span)) for begin in range(start, start + span, part)]
-        for row, (start, span, part) in enumerate(zip(starts, spans, parts, strict=True))
+        [
+            Item(row, begin, min(begin + part, start + span), count)
+            for begin in range(start, start + span, part)
+        ]
+        for row, start, span, part, count in zip(firsts, starts, spans, parts, rows, strict=False)
     ]
 
 
@@ -148,11 +169,12 @@ def _whole_tiles(tokens: int) -> int:
     return -(-tokens // TILE) * TILE
 
 
-def fill_items(items: Items, rows: list[list[Item]], slots: Tensor, positions: Tensor) -> None:
-    """Writes the list of items from the host; in a step its first kernel does."""
+def fill_items(items: Items, planned: list[list[Item]], slots: Tensor, positions: Tensor) -> None:
+    """Writes the list of items from the host; in a step its first kernel does. slots, positions: of rows."""
     lines, first = [], 0
-    for mine, slot, position in zip(rows, slots.tolist(), positions.tolist(), strict=False):
-        lines += [[item.row, slot, position, item.begin, item.end, first, len(mine), 0] for item in mine]
+    for mine in planned:
+        place = int(slots[mine[0].row]), int(positions[mine[0].row])
+        lines += [[item.row, *place, item.begin, item.end, first, len(mine), item.rows] for item in mine]
         first += len(mine)
     items.count[0] = len(lines)
     items.items[: len(lines)] = torch.tensor(lines, dtype=torch.int32)

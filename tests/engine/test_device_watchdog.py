@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from baton.engine.device_watchdog import DeviceWatchdog, StepTimes
+from baton.engine.device_watchdog import DeviceWatchdog
 
 
 class Watched:
@@ -66,14 +66,3 @@ def test_a_process_that_was_stopped_does_not_blame_the_device() -> None:
         watched.now += 60.0  # SIGSTOP, SIGCONT
     assert not watched.watchdog.look(pending=True, progress=1, expected_step_s=0.005)
     assert watched.seconds_until_hung(0.005) < 2.0, "the time it did watch counts"
-
-
-def test_the_longest_of_the_latest_steps_is_expected() -> None:
-    times = StepTimes()
-    assert times.expected_s == 0.0
-    for seconds in (0.01, 0.5, 0.02):
-        times.add(seconds)
-    assert times.expected_s == 0.5
-    for _ in range(8):
-        times.add(0.03)
-    assert times.expected_s == 0.03

@@ -30,7 +30,7 @@ class Load:
 
 
 # A few hundred requests show no slope, only a leak of whole blocks.
-REDUCED = Load(Size(40, 6, 22, 16, 12, 4, graph=False), 2, 5, Flat(kib_a_request=20, growth=0.05))
+REDUCED = Load(Size(40, 6, 22, 16, 12, 4, graph=False), 2, 3, Flat(kib_a_request=20, growth=0.05))
 FULL = Load(Size(500, 64, 300, 24, 16, 4, graph=True), 3, 20, Flat())
 
 

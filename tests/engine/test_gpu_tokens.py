@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.engine.local_engine import LocalEngine, Start
-from tests.support.checkpoints import FAMILIES, VOCAB_SIZE, Case
+from tests.support.checkpoints import FAMILIES, MIXTURES, VOCAB_SIZE, Case
 from tests.support.reference import load_reference
 from tests.support.tie_rule import Ask, Verdict, judge
 
@@ -101,7 +101,7 @@ def test_a_few_tokens_of_one_family(tmp_path: Path, name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("numerics", ["exact", "fast"])
-@pytest.mark.parametrize("case", FAMILIES, ids=str)
+@pytest.mark.parametrize("case", [*FAMILIES, *MIXTURES], ids=str)
 def test_tokens_of_every_family_on_a_gpu(tmp_path: Path, case: Case, numerics: str) -> None:
     verdict = prove(case.make(tmp_path, seed=3), FULL, numerics, seed=1)
     print(f"\nPROOF tokens {case} {numerics}: {verdict.tokens} tokens, {verdict.ties} ties, 0 wrong")

@@ -46,32 +46,32 @@ def test_types_are_promoted_alike() -> None:
         for flags in itertools.product((False, True), repeat=3):
             arguments = (semantic, left, flags[0], right, flags[1], flags[2])
             for _ in range(2):  # found, and found again
-                mine = outcome(lambda given=arguments: fast._computation_type(*given))  # type: ignore[misc]
-                assert mine == outcome(lambda given=arguments: fast._computation_type_anew(*given))  # type: ignore[misc]
+                mine = outcome(lambda given=arguments: fast.computation_type(*given))  # type: ignore[misc]
+                assert mine == outcome(lambda given=arguments: fast.computation_type_anew(*given))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("element", [tl.int32, tl.float16, tl.pointer_type(tl.float32)])
 def test_types_of_blocks_are_equal(shape: list[int], element: Any) -> None:
-    own = block_type(fast._init_block_type_anew, element, shape)
+    own = block_type(fast.init_block_type_anew, element, shape)
     for given in (shape, [tl.constexpr(size) for size in shape], core.tuple(shape), shape):
-        assert said(block_type(fast._init_block_type, element, given)) == said(own)
-    other = block_type(fast._init_block_type, tl.int1, shape)
-    assert said(fast._with_element_ty(other, element)) == said(own)
+        assert said(block_type(fast.init_block_type, element, given)) == said(own)
+    other = block_type(fast.init_block_type, tl.int1, shape)
+    assert said(fast.with_element_ty(other, element)) == said(own)
 
 
 @pytest.mark.parametrize("shape", [[], [3], [4, 0], [4.0], [True], [1 << 21]])
 def test_shapes_are_refused_alike(shape: list[Any]) -> None:
-    own = outcome(lambda: said(block_type(fast._init_block_type_anew, tl.int32, shape)))
+    own = outcome(lambda: said(block_type(fast.init_block_type_anew, tl.int32, shape)))
     for _ in range(2):
-        assert outcome(lambda: said(block_type(fast._init_block_type, tl.int32, shape))) == own
+        assert outcome(lambda: said(block_type(fast.init_block_type, tl.int32, shape))) == own
 
 
 @pytest.mark.parametrize("shape", [None, *SHAPES])
 def test_tensors_have_the_same_shape(shape: list[int] | None) -> None:
     dtype = tl.float32 if shape is None else core.block_type(tl.float32, shape)
     made = object.__new__(tl.tensor)
-    fast._init_tensor(made, "handle", dtype)
+    fast.init_tensor(made, "handle", dtype)
     assert [size.value for size in made.shape] == (shape or [])
     assert all(isinstance(size, tl.constexpr) for size in (*made.shape, made.numel))
     assert made.numel.value == triton.language.core.math.prod(shape or [1])
@@ -80,7 +80,7 @@ def test_tensors_have_the_same_shape(shape: list[int] | None) -> None:
 
 def tensor(dtype: Any, shape: list[int]) -> Any:
     """Ones."""
-    made = interpreter.TensorHandle(np.ones(shape or [1], dtype=interpreter._get_np_dtype(dtype)), dtype)
+    made = interpreter.TensorHandle(np.ones(shape or [1], dtype=fast.get_np_dtype(dtype)), dtype)
     return tl.tensor(made, core.block_type(dtype, shape) if shape else dtype)
 
 
@@ -99,15 +99,15 @@ def test_shapes_are_repeated_alike() -> None:
     for left, right in itertools.product(shapes, repeat=2):
         for dtype in (tl.int32, tl.bfloat16):
             pair = tensor(tl.float32, left), tensor(dtype, right)
-            assert operands(fast._broadcast_impl_value, *pair) == operands(fast._broadcast_anew, *pair)
+            assert operands(fast.broadcast_impl_value, *pair) == operands(fast.broadcast_anew, *pair)
     pointers = tensor(tl.uint64, [4, 1])
     pointers = tl.tensor(
         interpreter.TensorHandle(pointers.handle.data, tl.pointer_type(tl.int8)),
         core.block_type(tl.pointer_type(tl.int8), [4, 1]),
     )
     for other in (tensor(tl.int32, [1, 2]), tensor(tl.int32, [])):
-        own = operands(fast._broadcast_anew, pointers, other)
-        assert operands(fast._broadcast_impl_value, pointers, other) == own
+        own = operands(fast.broadcast_anew, pointers, other)
+        assert operands(fast.broadcast_impl_value, pointers, other) == own
 
 
 NUMBERS = (0, 1, -1, 255, 2**31, -(2**63), 2**64, True, 0.0, -0.0, 0.5, 1e-40, 1e300, float("inf"))
@@ -120,9 +120,9 @@ def test_operands_are_converted_alike(flags: tuple[bool, ...]) -> None:
     pairs = [(left, right) for left in tensors for right in (*tensors, *NUMBERS)]
     pairs += [(number, right) for number in NUMBERS for right in tensors]
     for left, right in pairs:
-        own = operands(fast._operands_anew, left, right, *flags)
+        own = operands(fast.operands_anew, left, right, *flags)
         for _ in range(2):  # made, and found again
-            assert operands(fast._operands, left, right, *flags) == own
+            assert operands(fast.operands, left, right, *flags) == own
 
 
 def test_pointers_are_refused_alike() -> None:
@@ -130,15 +130,15 @@ def test_pointers_are_refused_alike() -> None:
     some = tl.tensor(interpreter.TensorHandle(np.ones([1], dtype=np.uint64), pointer), pointer)
     for flags in ((True, True), (False, False), (True, False)):
         for pair in ((some, some), (some, 1), (1, some), (some, 0.5), (some, tensor(tl.int32, []))):
-            assert operands(fast._operands, *pair, *flags) == operands(fast._operands_anew, *pair, *flags)
+            assert operands(fast.operands, *pair, *flags) == operands(fast.operands_anew, *pair, *flags)
 
 
 def test_constexprs_are_unwrapped_alike() -> None:
     one, two = tl.constexpr(1), tl.constexpr(2)
     for value in (one, 1, "x", None, [one, 2], (one, (two, 3)), core.tuple([one, core.tuple([two])])):
-        assert repr(fast._unwrap_if_constexpr(value)) == repr(fast._unwrap_any(value)) or isinstance(
+        assert repr(fast.unwrap_if_constexpr(value)) == repr(fast.unwrap_any(value)) or isinstance(
             value, core.tuple
         )
-    unwrapped = fast._unwrap_if_constexpr(core.tuple([one, core.tuple([two])]))
+    unwrapped = fast.unwrap_if_constexpr(core.tuple([one, core.tuple([two])]))
     assert unwrapped.values[0] == 1
     assert unwrapped.values[1].values == [2]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
-from baton.engine.forward.layer_program import JoinedRows
+from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.plan.prefill_step import PrefillStep
 from baton.engine.random_tokens import random_tokens
 from tests.engine.graph_twins import GraphTwins

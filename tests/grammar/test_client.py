@@ -37,7 +37,7 @@ class WorkerOfTwo(Worker):
 
     def process_of(self, key: SlotKey) -> MaskProcessClient:
         """The process that follows a sequence."""
-        (process,) = (one for one in self.client._processes if one.follows(key))
+        (process,) = (one for one in self.client.processes if one.follows(key))
         return process
 
 
@@ -54,7 +54,7 @@ async def test_sequences_are_shared_and_each_gets_its_masks(worker: WorkerOfTwo)
     assert len(set(worker.client.pids)) == 2
     for slot in range(4):
         await worker.client.follow((slot, 1), 3, AB, LIMITS, ())
-    assert [process.followed for process in worker.client._processes] == [2, 2]
+    assert [process.followed for process in worker.client.processes] == [2, 2]
     for position, (drawn, expected) in enumerate([(A, B), (B, A)], 4):
         for slot in range(4):
             worker.draw(slot, 1, drawn)
@@ -65,9 +65,9 @@ async def test_sequences_are_shared_and_each_gets_its_masks(worker: WorkerOfTwo)
     worker.client.close((2, 1))
     worker.client.ended((1, 1))
     assert (worker.client.followed, worker.client.opened, worker.client.failed) == (1, 5, 0)
-    loads = [process.followed for process in worker.client._processes]
+    loads = [process.followed for process in worker.client.processes]
     await worker.client.follow((0, 2), 3, AB, LIMITS, ())
-    assert worker.process_of((0, 2)) is worker.client._processes[loads.index(0)]
+    assert worker.process_of((0, 2)) is worker.client.processes[loads.index(0)]
 
 
 async def test_the_end_of_one_process_fails_its_sequences_alone_and_it_starts_again(

@@ -17,7 +17,9 @@ import pytest
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.base.process_stat import is_running, process_stat
+from baton.v1.masks_pb2 import MaskCommand, MaskEvent
 from baton.v1.types_pb2 import Choices, Grammar
+from services.grammar.channel_process import ChannelProcess
 from services.grammar.client import MaskClient
 from services.grammar.compiler import GrammarCompiler
 from services.grammar.grammar_source import grammar_source
@@ -26,6 +28,7 @@ from services.router.tools.families import HERMES
 from services.router.tools.tool_use import Tool, ToolUse
 from tests.grammar.model import ids_of, make_folder
 from tests.grammar.worker import AB, LIMITS, WAIT_S, Worker
+from tests.support.waiting import until
 
 YES_OR_NO = Grammar(choice=Choices(choices=["yes", "no"]))
 A, B = ids_of("ab")
@@ -86,10 +89,29 @@ HOSTILE: dict[str, Grammar] = {
 
 
 @pytest.fixture
-async def compiler(tmp_path: Path) -> AsyncIterator[GrammarCompiler]:
-    one = GrammarCompiler(make_folder(tmp_path))
+async def compiler(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[GrammarCompiler]:
+    """Its parameter: bounds of the compiler."""
+    one = GrammarCompiler(make_folder(tmp_path), **getattr(request, "param", {}))
     yield one
     await one.stop()
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> list[Grammar]:
+    """The grammars that the compile process has been given and has not answered."""
+    given: list[Grammar] = []
+    call = ChannelProcess.call
+
+    async def noted(process: ChannelProcess, command: MaskCommand) -> MaskEvent:
+        grammar = command.compile.grammar
+        given.append(grammar)
+        try:
+            return await call(process, command)
+        finally:
+            given.remove(grammar)
+
+    monkeypatch.setattr(ChannelProcess, "call", noted)
+    return given
 
 
 class WholeWorker(Worker):
@@ -187,7 +209,7 @@ SLOW = [Grammar(regex=f"({letter}{{900}}){{900}}") for letter in "abc"]
 
 
 async def test_a_tenants_grammars_are_compiled_one_by_one_and_others_do_not_wait_for_them(
-    compiler: GrammarCompiler,
+    compiler: GrammarCompiler, compiling: list[Grammar]
 ) -> None:
     await compiler.start()
     most = 0
@@ -199,18 +221,18 @@ async def test_a_tenants_grammars_are_compiled_one_by_one_and_others_do_not_wait
     tasks = [asyncio.create_task(slow(grammar)) for grammar in SLOW]
     waited = 0
     while not all(task.done() for task in tasks):
-        most = max(most, len(compiler._tasks))
+        most = max(most, len(compiling))
         grammar = Grammar(regex=f"bystander {waited}")
         assert await compiler.source("alice", grammar) == grammar_source(grammar)
         waited += 1
         await asyncio.sleep(0.005)
     assert most == 1
     assert waited
-    assert compiler._turns == {}
+    await until(lambda: not compiler._turns, WAIT_S)
 
 
 async def test_who_leaves_and_comes_back_has_no_more_than_one_compiled_at_a_time(
-    compiler: GrammarCompiler,
+    compiler: GrammarCompiler, compiling: list[Grammar]
 ) -> None:
     await compiler.start()
     most = 0
@@ -218,13 +240,13 @@ async def test_who_leaves_and_comes_back_has_no_more_than_one_compiled_at_a_time
         grammar = Grammar(regex=f"(a{{9{number}0}}){{900}}")
         task = asyncio.create_task(compiler.source("mallory", grammar))
         await asyncio.sleep(0.01)
-        most = max(most, len(compiler._tasks))
+        most = max(most, len(compiling))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert most == 1
     async with asyncio.timeout(WAIT_S):
         assert await compiler.source("mallory", YES_OR_NO)
-    assert compiler._turns == {}
+    await until(lambda: not compiler._turns, WAIT_S)
 
 
 def copies(compiler: GrammarCompiler) -> list[int]:
@@ -313,14 +335,12 @@ async def test_what_the_grammar_is_not_to_blame_for_may_succeed_elsewhere(compil
             await task
         assert caught.value.kind is ErrorKind.CONFLICT, victim
         assert await compiler.source("", Grammar(regex=f"of a {victim} that ends"))
-        assert compiler._turns == {}
+        await until(lambda: not compiler._turns, WAIT_S)
     assert not any(map(is_running, pids))
 
 
-async def test_a_compile_process_that_is_stopped_is_replaced(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.grammar.compiler._STOPPED_S", 0.2)
+@pytest.mark.parametrize("compiler", [{"stopped_s": 0.2}], indirect=True)
+async def test_a_compile_process_that_is_stopped_is_replaced(compiler: GrammarCompiler) -> None:
     await compiler.start()
     assert compiler.pid is not None
     os.kill(compiler.pid, signal.SIGSTOP)
@@ -339,11 +359,9 @@ async def test_the_end_of_the_front_leaves_no_copy(compiler: GrammarCompiler) ->
             await asyncio.sleep(0.01)
 
 
-async def test_what_is_known_is_bounded_in_bytes(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.grammar.compiler._ENTRY_BYTES", 1 << 20)
+@pytest.mark.parametrize("compiler", [{"known_bytes": 4096}], indirect=True)
+async def test_what_is_known_is_bounded_in_bytes(compiler: GrammarCompiler) -> None:
     for number in range(12):
         await compiler.source("", Grammar(regex=f"a{number}"))
-    assert len(compiler.known) == 7
-    assert compiler.known.bytes <= 8 << 20
+    assert 1 < len(compiler.known) < 12
+    assert compiler.known.bytes <= 4096

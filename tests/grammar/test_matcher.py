@@ -236,10 +236,9 @@ def large_schema(number: int) -> Grammar:
     return Grammar(json_schema=json.dumps({"type": "object", "properties": fields}))
 
 
-def test_what_is_kept_is_bounded_in_bytes(matchers: Matchers, monkeypatch: pytest.MonkeyPatch) -> None:
-    most = 4 << 20
-    monkeypatch.setattr("services.grammar.matcher._KEPT_BYTES", most)
-    largest = 0
+def test_what_is_kept_is_bounded_in_bytes(tmp_path: Path) -> None:
+    most, largest = 4 << 20, 0
+    matchers = Matchers.of_model(make_folder(tmp_path), kept_bytes=most)
     for number in range(10):
         grammar = large_schema(number)
         assert 25_000 < grammar.ByteSize() < 40_000
@@ -247,15 +246,13 @@ def test_what_is_kept_is_bounded_in_bytes(matchers: Matchers, monkeypatch: pytes
         assert matchers.keeps(grammar_source(grammar))
         largest = max(largest, matchers.used_bytes)
     assert largest < 2 * most
-    assert not matchers.keeps(grammar_source(large_schema(0)))
-    assert len(matchers._kept) > 1
+    kept = [matchers.keeps(grammar_source(large_schema(number))) for number in range(10)]
+    assert not kept[0]
+    assert kept[-2:] == [True, True]
 
 
-def test_sequences_that_take_all_memory_leave_none_for_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.grammar.matcher._KEPT_BYTES", 2 << 20)
-    matchers = Matchers.of_model(make_folder(tmp_path), most_bytes=6 << 20)
+def test_sequences_that_take_all_memory_leave_none_for_another(tmp_path: Path) -> None:
+    matchers = Matchers.of_model(make_folder(tmp_path), most_bytes=6 << 20, kept_bytes=2 << 20)
     running: list[GuidedSequence] = []
 
     def run_all() -> None:

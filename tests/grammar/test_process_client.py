@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,17 @@ async def test_masks_follow_a_ring_that_is_made_for_four_rows_a_slot(tmp_path: P
     await worker.client.follow((3, 2), 10, AB, LIMITS, ())
     worker.draw(3, 2, a)
     assert await worker.next_mask() == (3, 2, 11, {b})
+    await worker.client.stop()
+
+
+async def test_a_process_of_other_rows_than_its_ring_does_not_start(tmp_path: Path) -> None:
+    worker = WorkerOfOne(tmp_path, rows_per_slot=4)
+    worker.client.setup = replace(worker.client.setup, sizes=SharedRings(SLOTS, rows_per_slot=8))
+    with pytest.raises(BatonError) as refused:
+        await worker.client.start()
+    assert refused.value.kind is ErrorKind.INVALID
+    assert "rows_per_slot 4" in refused.value.message
+    assert "rows_per_slot 8" in refused.value.message
     await worker.client.stop()
 
 
@@ -286,12 +298,11 @@ async def test_without_descriptors_a_worker_that_cannot_start_a_process_gives_th
 async def test_what_is_sent_to_a_process_that_has_just_ended_is_lost_and_no_internal_error(
     worker: WorkerOfOne, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(data: bytes) -> None:
+    def write(writer: asyncio.StreamWriter, data: bytes) -> None:
         raise RuntimeError("unable to perform operation; the handler is closed")  # uvloop's words
 
     await worker.client.follow((0, 1), 3, AB, LIMITS, ())
-    assert worker.client._running is not None
-    monkeypatch.setattr(worker.client._running._writer, "write", write)
+    monkeypatch.setattr(asyncio.StreamWriter, "write", write)
     with pytest.raises(BatonError) as caught:
         await worker.client.next_mask(AB, LIMITS, ())
     assert caught.value.kind is ErrorKind.CONFLICT

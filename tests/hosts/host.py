@@ -154,6 +154,6 @@ END"""
 
 
 def _redis() -> str:
-    from baton.state.embedded import _binary
+    from baton.state.embedded import server_binary
 
-    return str(_binary())
+    return str(server_binary())

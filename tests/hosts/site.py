@@ -91,15 +91,15 @@ class Site:
         """Commands of one block, in one shell but for those of systemd."""
         shell: list[str] = []
         for command in commands:
-            if command.startswith("systemctl enable --now "):
-                for unit in command.split()[3:]:
-                    self._enable(host, unit)
-            else:
+            if command.startswith("systemctl restart "):
+                for unit in command.split()[2:]:
+                    self._start(host, unit)
+            elif not command.startswith("systemctl enable "):
                 shell.append(self._text(command))
         if shell:
             await host.run("\n".join(shell))
 
-    def _enable(self, host: Host, unit: str) -> None:
+    def _start(self, host: Host, unit: str) -> None:
         if unit == "nftables":
             self.read_firewall(host)
             return

@@ -11,6 +11,7 @@ import pytest
 
 from baton.base.errors import BatonError
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.link.interfaces import Connector, Listener, SenderWire
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import Piece, ReceiverFrame, SenderControl
@@ -101,7 +102,13 @@ class LinkPeers:
             return self.nccl.listener()
         return self.memory if self.transport == "memory" else None
 
-    def __call__(self, shape: Shape | None = None, *, fingerprint: bytes = FINGERPRINT) -> Peers:
+    def __call__(
+        self,
+        shape: Shape | None = None,
+        *,
+        fingerprint: bytes = FINGERPRINT,
+        sender: WorkerIdentity | None = None,
+    ) -> Peers:
         shape = shape if shape is not None else Shape()
         if self.rig is not None:  # whole words
             sizes = tuple(-(-size // 4) * 4 for size in shape.block_bytes)
@@ -113,6 +120,7 @@ class LinkPeers:
             connectors=[self.connector],
             woken=self.woken,
             fingerprint=fingerprint,
+            sender_identity=sender,
             rig=self.rig,
             tap=self._tap,
             connect=self.nccl.connect if self.transport == "nccl" else IpcConnector,

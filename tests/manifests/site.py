@@ -85,8 +85,8 @@ class Site:
                 )
 
     async def commands_of_the_notes_work(self) -> None:
-        """Those that ask from outside, and those that `kubectl exec` runs in a router; `top` needs a
-        terminal."""
+        """Those that ask from outside, and those that `kubectl exec` runs in a router; `status --watch`
+        needs a terminal."""
         folder = self._folder / "notes"
         folder.mkdir()
         if self.endpoint.certificates is not None:

@@ -10,7 +10,7 @@ import ssl
 import sys
 from pathlib import Path
 
-from baton.state.embedded import _binary
+from baton.state.embedded import server_binary
 
 _SOCKET = "/tmp/valkey.sock"
 _OWN_ENDS = ("tls-", "bind ", "port ")
@@ -21,7 +21,7 @@ def main() -> None:
     lines = config.read_text().splitlines()
     settings = dict(line.split(maxsplit=1) for line in lines)
     if "tls-port" not in settings:
-        os.execv(_binary(), ["valkey-server", str(config)])
+        os.execv(server_binary(), ["valkey-server", str(config)])
     assert settings["tls-auth-clients"] == "yes"
     kept = "\n".join(line for line in lines if not line.startswith(_OWN_ENDS))
     raise SystemExit(asyncio.run(serve(kept + "\n", settings)))
@@ -30,7 +30,7 @@ def main() -> None:
 async def serve(config: str, settings: dict[str, str]) -> int:
     """Runs the server on a socket of the pod, and TLS before it; ends when it does."""
     server = await asyncio.create_subprocess_exec(
-        _binary(), "-", "--port", "0", "--unixsocket", _SOCKET, stdin=asyncio.subprocess.PIPE
+        server_binary(), "-", "--port", "0", "--unixsocket", _SOCKET, stdin=asyncio.subprocess.PIPE
     )
     asyncio.get_running_loop().add_signal_handler(15, server.terminate)
     assert server.stdin is not None

@@ -18,14 +18,14 @@ NOWHERE = "127.0.0.1:1"
 # Each with its exit code and what its one line on stderr has; none for one that works.
 COMMANDS: dict[tuple[str, ...], tuple[int, str]] = {
     ("baton", "--help"): (0, ""),
-    ("baton", "version"): (0, ""),
+    ("baton", "--version"): (0, ""),
     ("baton", "up", "--help"): (0, ""),
     ("baton", "up"): (2, "pip install 'baton-serve[serve]'"),
     ("baton", "up", "--ray-address", "none", "--model", "random"): (2, "pip install 'baton-serve[serve]'"),
     ("baton", "up", "--redis-url", "redis://there"): (2, "pip install 'baton-serve[serve]'"),
     ("baton", "demo"): (2, "pip install 'baton-serve[serve]'"),
     ("baton", "worker", "--role", "both", "--model", "m"): (2, "pip install 'baton-serve[worker]'"),
-    ("baton", "ray-certificate", "--authority", "a", "--host", "b", "--out", "c"): (
+    ("baton", "ray", "certificate", "--authority", "a", "--host", "b", "--out", "c"): (
         2,
         "pip install 'baton-serve[cluster]'",
     ),
@@ -33,9 +33,9 @@ COMMANDS: dict[tuple[str, ...], tuple[int, str]] = {
     ("baton", "audit", "verify", "no-file"): (2, "no-file"),
     ("baton", "router", "--config", "f"): (2, "pip install 'baton-serve[router]'"),
     ("baton", "check", "--http", "no-url", "--grpc", "a:1", "--model", "m"): (2, "--http must be a URL"),
-    ("baton", "fetch-model", "--config", "no-file"): (2, "cannot read no-file"),
+    ("baton", "model", "fetch", "--config", "no-file"): (2, "cannot read no-file"),
     ("baton", "status", NOWHERE): (1, f"no answer from {NOWHERE}"),
-    ("baton", "top", "--once", NOWHERE): (1, f"no answer from {NOWHERE}"),
+    ("baton", "status", "--watch", "--once", NOWHERE): (1, f"no answer from {NOWHERE}"),
     ("baton", "drain", "--router", "--admin", NOWHERE): (1, f"no answer from {NOWHERE}"),
     ("baton", "pool", "list", "--admin", NOWHERE): (1, f"no answer from {NOWHERE}"),
     ("loadgen", "--help"): (0, ""),

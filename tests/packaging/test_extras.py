@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -47,25 +48,32 @@ def test_each_extra_is_tested() -> None:
     assert set(project["optional-dependencies"]) == EXTRAS.keys() | OF_CHECKOUTS
 
 
+def failures_of(asked: Sequence[Sequence[str]]) -> list[str]:
+    """What an install with each first name's extra cannot import of the modules behind it."""
+    command = [sys.executable, "-m", "tests.packaging.base_only", "extras"]
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
 @pytest.fixture(scope="module")
 def failures() -> dict[str, str]:
-    """What each extra cannot import with nothing else; `lacking`: one that is asked for too much."""
-    asked = [[extra, *ALWAYS, *modules] for extra, modules in EXTRAS.items()]
-    command = [sys.executable, "-m", "tests.packaging.base_only", "extras"]
-    done = subprocess.run(
-        command,
-        input=json.dumps([*asked, ["router", "services.cluster"]]),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(zip([*EXTRAS, "lacking"], json.loads(done.stdout), strict=True))
+    """What each extra but `serve` cannot import by itself; `lacking`: one that is asked for too much."""
+    extras = [extra for extra in EXTRAS if extra != "serve"]
+    asked = [[extra, *ALWAYS, *EXTRAS[extra]] for extra in extras]
+    found = failures_of([*asked, ["router", "services.cluster"]])
+    return dict(zip([*extras, "lacking"], found, strict=True))
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("extra", [extra for extra in EXTRAS if extra != "serve"])
 def test_each_extra_imports_with_nothing_else(extra: str, failures: dict[str, str]) -> None:
     assert failures[extra] == ""
+
+
+@pytest.mark.slow
+def test_the_extra_of_all_others_imports_everything() -> None:
+    assert failures_of([["serve", *ALWAYS, *EXTRAS["serve"]]]) == [""]
 
 
 def test_what_an_extra_does_not_bring_is_noticed(failures: dict[str, str]) -> None:
@@ -95,7 +103,7 @@ def test_the_wheel_works_in_a_bare_environment(extra: str, built: Path, tmp_path
     python = _environment(tmp_path, f"{wheel}[{extra}]" if extra else str(wheel))
     assert _checked(python, tmp_path, *ALWAYS, *EXTRAS.get(extra, ())) == ""
     version = subprocess.run(
-        [python.parent / "baton", "version"], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        [python.parent / "baton", "--version"], capture_output=True, text=True, cwd=tmp_path, timeout=60
     )
     assert version.returncode == 0
     assert wheel.name.split("-")[1] in version.stdout

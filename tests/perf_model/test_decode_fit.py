@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.perf_model.decode_fit import DecodeFit
@@ -16,6 +16,7 @@ def decode_costs(step: float, sequence: float, context: float) -> StepCosts:
     return StepCosts(decode_step_s=step, decode_sequence_s=sequence, decode_context_token_s=context)
 
 
+@settings(max_examples=25)
 @given(
     step=st.floats(1e-3, 0.05),
     sequence=st.floats(0, 2e-4),
@@ -129,6 +130,18 @@ def test_a_batch_that_takes_no_longer_than_a_smaller_one_adds_nothing() -> None:
 def test_steps_are_predicted_by_their_curve_before_any_was_measured() -> None:
     costs = DecodeFit(MEASURED).costs
     assert costs.decode_s(80, 80_000) == pytest.approx(0.004 + 96 * 2e-5)
+
+
+def test_steps_with_drafts_are_fitted_by_their_rows() -> None:
+    """Four rows a sequence; what a step of one row each takes is known from them, too."""
+    fit, draw = DecodeFit(MEASURED), random.Random(0)
+    for _ in range(200):
+        sequences = draw.randint(1, 32)
+        seconds = 1.1 * MEASURED.decode_s(sequences, 0, rows=4 * sequences) + sequences * 1000 * 3e-8
+        fit.observe(sequences, sequences * 1000, seconds, 4 * sequences)
+    for rows in (10, 30):
+        expected = 1.1 * MEASURED.decode_s(10, 0, rows=rows) + 10_000 * 3e-8
+        assert fit.costs.decode_s(10, 10_000, rows=rows) == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize("pace", [0.9, 1.1])

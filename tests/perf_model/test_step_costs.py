@@ -53,6 +53,15 @@ def test_a_decode_step_is_as_long_as_its_batch() -> None:
     assert COSTS.each_s(1000) == pytest.approx(4e-3 / 63 + 1e-5 + 2e-5)
 
 
+def test_with_drafts_a_step_has_more_rows_and_gives_more_tokens() -> None:
+    drafts = replace(COSTS, tokens_a_step=1.6, rows_a_sequence=4.0)
+    assert drafts.decode_s(8, 8000) == COSTS.decode_s(8, 8000, rows=32)
+    assert drafts.token_s(8, 8000) == pytest.approx(COSTS.decode_s(8, 8000, rows=32) / 1.6)
+    assert drafts.each_s(1000) == pytest.approx((4 * 4e-3 / 63 + 1e-5 + 2e-5) / 1.6)
+    assert drafts.shared_s == pytest.approx(4e-3 / 1.6)
+    assert from_message(to_message(drafts)) == drafts
+
+
 def test_nothing_measured_takes_no_time() -> None:
     nothing = StepCosts()
     assert nothing.prompt_s(1000) == nothing.prefill_s([(0, 1000)]) == 0

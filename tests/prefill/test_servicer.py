@@ -114,7 +114,7 @@ async def test_tickets_of_unknown_attempts_are_bounded_in_size_and_number() -> N
     large = early_tickets.MAX_TICKET_BYTES
     for request in (given(1, 30_000_000), given(1, large), given(1, request_id=bytes(large))):
         assert await refusal(prefill, request, context) is grpc.StatusCode.INVALID_ARGUMENT
-    early = prefill._early
+    early = prefill.early
     assert (len(early), early.bytes) == (0, 0)
     codes = {await refusal(prefill, given(number, large - 100), context) for number in range(600)}
     assert codes == {None, grpc.StatusCode.RESOURCE_EXHAUSTED}

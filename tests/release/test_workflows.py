@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.release.version import _FORM
+from deploy.release.version import FORM
 from tests.deploy import tools
 from tests.deploy.chart import case
 
@@ -122,7 +122,7 @@ def test_kind_runs_the_chart_of_the_tests() -> None:
 def test_a_tag_of_a_version_makes_a_release() -> None:
     (pattern,) = workflow("release")[True]["push"]["tags"]
     assert pattern == "v[0-9]+.[0-9]+.[0-9]+"
-    assert _FORM.fullmatch("1.20.3")
+    assert FORM.fullmatch("1.20.3")
     (made,) = [words for words in commands("release") if words[:2] == ["make", "release"]]
     assert made[2:] == ["VERSION=${GITHUB_REF_NAME#v}", "ARGS=--push $REGISTRY $KERNELS"]
 

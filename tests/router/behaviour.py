@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from baton.base.errors import FailureCause
+from baton.v1.types_pb2 import DraftCounts
 
 
 @dataclass
@@ -66,8 +67,10 @@ class Behaviour:
     # Reports no logprobs of the prompt's last token.
     forget_logprobs: bool = False
     draining: bool = False
+    # Decode steps and drafts that it reports with each end, and with each output of a prediction's request.
+    drafts: DraftCounts | None = None
     # Slots that other routers' requests hold.
-    foreign_slots: int = 0
+    other_router_slots: int = 0
     send_metadata: bool = True
     # Its token stream is open and brings nothing but output.
     silent: bool = False

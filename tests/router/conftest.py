@@ -27,6 +27,7 @@ from services.router.workers import directory
 from tests.router.fake_model import VOCAB
 from tests.router.fake_workers import FakeCluster, FakeWorker
 from tests.support.kept_spans import KeptSpans
+from tests.support.waiting import until as until
 
 EOS = 256
 SPECIAL = 257
@@ -68,13 +69,6 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
-    """Returns once the condition holds; TimeoutError where it does not come to."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (a condition of the fakes, which have no events)
-            await asyncio.sleep(0.002)
-
-
 @dataclass
 class Site:
     """A running router, its fakes, and clients of its public and its admin gRPC port."""
@@ -94,11 +88,12 @@ class Site:
     async def quiet(self) -> None:
         """Waits until nothing is held anywhere; fails with what still is."""
         try:
-            await until(lambda: self._not_released() == {}, 2)
+            await until(lambda: self.not_released() == {}, 20)
         except TimeoutError:
-            raise AssertionError(f"not released: {self._not_released()}") from None
+            raise AssertionError(f"not released: {self.not_released()}") from None
 
-    def _not_released(self) -> dict[str, int]:
+    def not_released(self) -> dict[str, int]:
+        """What is still held, by its kind."""
         held = {
             **self.cluster.ledger(),
             "requests": self.router.dispatcher.running,

@@ -84,6 +84,9 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
             request.attempt, request.router_id, request.token_count, watermark=request.first_number
         )
         self.tickets[key].max_tokens = request.max_tokens
+        self.tickets[key].always_counted = request.counts_in_every_message or bool(
+            request.prediction_token_ids
+        )
         self.most_slots_used = max(self.most_slots_used, self.used_slots)
         body = decode_pb2.TicketBody(attempt=request.attempt, issuer=self._identity)
         local = self._identity.role == WorkerRole.WORKER_ROLE_BOTH
@@ -258,4 +261,5 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
             token_ids=ids,
             logprobs=with_logprobs(ticket.sampling, ids),
             finish_reason=ticket.ending if whole else FinishReason.FINISH_REASON_UNSPECIFIED,
+            drafts=behaviour.drafts if ticket.ending_sent or ticket.always_counted else None,
         )

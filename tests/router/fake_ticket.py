@@ -23,6 +23,8 @@ class Ticketed:
     sampling: Sampling = field(default_factory=Sampling)
     # Its whole output, where that is not the model's.
     script: tuple[int, ...] = ()
+    # Every message has its counts of drafts.
+    always_counted: bool = False
     # Number of the first token that the router has not been sent.
     watermark: int = 0
     ending: FinishReason.ValueType = FinishReason.FINISH_REASON_UNSPECIFIED

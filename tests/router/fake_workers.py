@@ -100,7 +100,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             vocab_size=VOCAB,
             load=worker_pb2.Load(
                 slots=self.decode.slots,
-                free_slots=self.decode.slots - self.decode.used_slots - self.behaviour.foreign_slots,
+                free_slots=self.decode.slots - self.decode.used_slots - self.behaviour.other_router_slots,
                 blocks=1000,
                 free_blocks=1000,
                 block_tokens=16,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +14,15 @@ from tests.router.conftest import MODEL, Site
 
 def http(here: Site) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=f"http://{here.addresses['http']}", timeout=10, verify=False)
+
+
+async def metric(here: Site, name: str, **headers: str) -> dict[str, float]:
+    """The values of a metric, by its labels as the admin port prints them."""
+    async with httpx.AsyncClient(base_url=f"http://{here.addresses['admin_http']}", verify=False) as client:
+        answer = await client.get("/metrics", headers=headers)
+    assert answer.status_code == 200
+    samples = re.findall(rf"^{name}{{(.*)}} (\S+)$", answer.text, re.MULTILINE)
+    return {labels: float(value) for labels, value in samples}
 
 
 async def complete(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:

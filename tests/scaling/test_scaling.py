@@ -42,7 +42,7 @@ def _check_step(role: str, found: Outcome) -> None:
     assert run.changes[-1][1] < wanted
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("role", ["prefill", pytest.param("decode", marks=pytest.mark.slow)])
 def test_a_step_is_answered_with_what_it_needs(role: str) -> None:
     _check_step(role, outcome("step", role, 120.0, chart, slots=SLOTS))
 

@@ -11,9 +11,9 @@ import pytest_asyncio
 from redis.exceptions import RedisError
 
 from baton.state.client.connect import make_client, parse_url
-from baton.state.embedded import EmbeddedServer, _binary, _free_port
+from baton.state.embedded import EmbeddedServer, free_port, server_binary
 from tests.state.raw import Raw, raw
-from tests.state.waiting import until
+from tests.support.waiting import until
 
 pytest.register_assert_rewrite("tests.state.contract")
 
@@ -30,7 +30,7 @@ async def redis_url() -> AsyncIterator[str]:
 async def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """A Redis Cluster of one node that has all slots."""
     folder = tmp_path_factory.mktemp("cluster")
-    extra = f"cluster-enabled yes\ncluster-port {_free_port()}\ndir {folder}\n"
+    extra = f"cluster-enabled yes\ncluster-port {free_port()}\ndir {folder}\n"
     server = await EmbeddedServer.start(extra=extra)
     async with raw(server.url) as client:
         await client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
@@ -47,10 +47,10 @@ async def _serves(client: Raw) -> bool:
 async def sentinel_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """A server that a Sentinel watches; the first Sentinel of the URL is dead."""
     server = await EmbeddedServer.start()
-    port, dead = _free_port(), _free_port()
+    port, dead = free_port(), free_port()
     config = _sentinel_config(tmp_path_factory.mktemp("sentinel"), port, server)
     sentinel = await asyncio.create_subprocess_exec(
-        _binary(), config, "--sentinel", stdout=asyncio.subprocess.DEVNULL
+        server_binary(), config, "--sentinel", stdout=asyncio.subprocess.DEVNULL
     )
     url = f"redis+sentinel://:{server.password}@127.0.0.1:{dead},127.0.0.1:{port}/ours/0"
     await until(lambda: _names_a_master(url), 10)

@@ -11,10 +11,10 @@ from baton.base.errors import BatonError, ErrorKind, NameTakenError
 from baton.state.client.counters import Counters
 from baton.state.keys import FORGET_MEMBER_S, PREFIX_S
 from baton.state.records import JournalWrite, Kept, Listed, Listing, Member
-from baton.state.seal import Seal, new_journal_key
+from baton.state.seal import new_journal_key
 from baton.state.state import State
 from baton.state.stores import MAX_DELTA, MAX_LOOKUP_BLOCKS, MAX_LOOKUP_HOLDERS
-from tests.state.journal_reader import JournalEntry
+from tests.state.journal_reader import JournalEntry, ReadableSeal, readable
 
 
 @dataclass
@@ -180,10 +180,11 @@ class MemoryJournalStore:
 def memory_state(memory: Memory | None = None) -> State:
     """State without Redis; several may share one `memory`. Call from a running loop."""
     memory = memory or Memory()
-    return State(
-        MemoryRegistry(memory),
-        MemoryPrefixIndex(memory),
-        MemoryJournalStore(memory),
-        Seal(memory.journal_key, "memory"),
-        Counters(),
-    )
+    with readable():
+        return State(
+            MemoryRegistry(memory),
+            MemoryPrefixIndex(memory),
+            MemoryJournalStore(memory),
+            ReadableSeal(memory.journal_key, "memory"),
+            Counters(),
+        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.state.keys import QUOTA_LEASE_S
-from baton.state.records import BucketAsk, QuotaAsk, QuotaGrant, Settlement, SlotAsk
+from baton.state.records import BucketAsk, QuotaAsk, QuotaGrant, Rebalance, SlotAsk
 
 
 @dataclass
@@ -30,7 +30,11 @@ class MemoryQuotas:
         self._buckets: dict[tuple[str, int], _Bucket] = {}
         self._slots: dict[str, dict[str, int]] = {}
 
-    async def settle(self, router: str, asks: Sequence[QuotaAsk], known: int = 1) -> Settlement:
+    def wipe(self) -> None:
+        """Forgets everything, as a Redis that has started again."""
+        self._leases, self._buckets, self._slots = {}, {}, {}
+
+    async def rebalance(self, router: str, asks: Sequence[QuotaAsk], known: int = 1) -> Rebalance:
         if self.unavailable:
             raise BatonError(ErrorKind.UNAVAILABLE, "the in-memory store is unavailable")
         now = self._clock()
@@ -40,17 +44,17 @@ class MemoryQuotas:
         grants = []
         for ask in asks:
             changes = tuple(
-                0.0 if bucket is None else self._settle_bucket((ask.tenant, number), bucket, router, count)
+                0.0 if bucket is None else self._rebalance_bucket((ask.tenant, number), bucket, router, count)
                 for number, bucket in enumerate(ask.buckets)
             )
-            slots = 0 if ask.slots is None else self._settle_slots(ask.tenant, ask.slots, router, count)
+            slots = 0 if ask.slots is None else self._rebalance_slots(ask.tenant, ask.slots, router, count)
             grants.append(QuotaGrant(changes, slots))
-        return Settlement(len(self._leases), tuple(grants))
+        return Rebalance(len(self._leases), tuple(grants))
 
     async def withdraw(self, router: str) -> None:
         self._leases.pop(router, None)
 
-    def _settle_bucket(self, key: tuple[str, int], ask: BucketAsk, router: str, count: int) -> float:
+    def _rebalance_bucket(self, key: tuple[str, int], ask: BucketAsk, router: str, count: int) -> float:
         now = self._clock()
         new = _Bucket(ask.per_minute, ask.per_minute - max(0.0, ask.balance), now)
         bucket = self._buckets.setdefault(key, new)
@@ -66,7 +70,7 @@ class MemoryQuotas:
         bucket.holds[router] = hold
         return hold - ask.balance
 
-    def _settle_slots(self, tenant: str, ask: SlotAsk, router: str, count: int) -> int:
+    def _rebalance_slots(self, tenant: str, ask: SlotAsk, router: str, count: int) -> int:
         held = self._slots.setdefault(tenant, {})
         for name in held.keys() - self._leases.keys():
             del held[name]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from baton.base.errors import BatonError, ErrorKind
 from baton.state import State
 from baton.state.state import NAMESPACE
+from tests.state.journal_reader import readable
 
 
 async def open_state(url: str, *, namespace: str = NAMESPACE, journal_key: bytes | None = None) -> State:
-    """`State.at`, once Redis has answered or is unavailable. BatonError(UNAUTHENTICATED) where it refuses the
-    password."""
-    state = State.at(url, namespace=namespace, journal_key=journal_key)
+    """`State.at`, once Redis has answered or is unavailable; its journal can be read.
+    BatonError(UNAUTHENTICATED) where Redis refuses the password."""
+    with readable():
+        state = State.at(url, namespace=namespace, journal_key=journal_key)
     try:
         await state.check()
     except BatonError as error:

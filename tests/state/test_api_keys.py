@@ -8,12 +8,12 @@ import itertools
 import math
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from baton.base.api_keys import ApiKey, key_hash
+from baton.base.cluster_auth import KeyProof
 from baton.base.errors import BatonError, ErrorKind
 from baton.state import State
 from baton.state.key_view import KeyView
@@ -21,7 +21,7 @@ from baton.state.keys import Keys
 from baton.state.redis_keys import KeyListing, RedisKeyStore
 from tests.router.tenants.clock import Clock
 from tests.state.opened import open_state
-from tests.state.raw import raw
+from tests.state.raw import Raw, raw
 
 SECRET = "the secret of a cluster"
 
@@ -36,9 +36,44 @@ def url(request: pytest.FixtureRequest) -> str:
     return found
 
 
+class InRedis:
+    """The entries in Redis, as someone sees and changes them who has not the secret."""
+
+    def __init__(self, client: Raw, namespace: str) -> None:
+        self.namespace = namespace
+        self._client = client
+        self._entries, self._version = Keys(namespace).api_keys
+
+    async def entries(self) -> dict[str, str]:
+        found = await self._client.hgetall(self._entries)
+        return {name.decode(): text.decode() for name, text in found.items()}
+
+    async def version(self) -> str:
+        return str((await self._client.get(self._version) or b"").decode())
+
+    async def add(self, entries: Mapping[str, bytes]) -> None:
+        """Puts these beside those that are there."""
+        await self._client.hset(self._entries, mapping=entries)
+
+    async def put(self, entries: Mapping[str, str], version: str) -> None:
+        """Puts these in the place of what is there, at once."""
+        async with self._client.pipeline(transaction=True) as commands:
+            commands.delete(self._entries)
+            if entries:
+                commands.hset(self._entries, mapping=entries)
+            commands.set(self._version, version)
+            await commands.execute()
+
+
 @pytest.fixture
-async def state(url: str) -> AsyncIterator[State]:
-    opened = await open_state(url, namespace=uuid.uuid4().hex)
+async def in_redis(url: str) -> AsyncIterator[InRedis]:
+    async with raw(url) as client:
+        yield InRedis(client, uuid.uuid4().hex)
+
+
+@pytest.fixture
+async def state(url: str, in_redis: InRedis) -> AsyncIterator[State]:
+    opened = await open_state(url, namespace=in_redis.namespace)
     yield opened
     await opened.close()
 
@@ -78,55 +113,33 @@ async def test_an_id_is_unique_and_an_unknown_one_is_an_error(store: RedisKeySto
     assert refused.value.kind is ErrorKind.NOT_FOUND
 
 
-async def test_entries_without_the_clusters_signature_are_no_keys(store: RedisKeyStore, state: State) -> None:
+async def test_entries_without_the_clusters_signature_are_no_keys(
+    store: RedisKeyStore, state: State, in_redis: InRedis
+) -> None:
     await store.add(api_key())
     stranger = state.api_keys("the secret of another one")
     with pytest.raises(BatonError, match="not those that were signed last"):
         await stranger.add(api_key("sk-2"))
-    signed = [store._proof.sign(f"x{number}", "[]").encode() + b":[]" for number in (4, 9)]
+    proof = KeyProof(SECRET, in_redis.namespace)
+    signed = [proof.sign(f"x{number}", "[]").encode() + b":[]" for number in (4, 9)]
     forged = (b"", b"\xff", b"00:{}", *signed)
-    put = "for i = 1, #ARGV do redis.call('HSET', KEYS[1], 'x' .. i, ARGV[i]) end"
-    await store._connection.script(put, store._keys, forged)
+    await in_redis.add({f"x{number}": text for number, text in enumerate(forged, 1)})
     with capture_logs() as logs:
         assert (await store.listing()).entries == (api_key(),)
     assert len([log for log in logs if log["event"] == "api_key_ignored"]) == len(forged)
     assert "sk-" not in str(logs)
     await store.add(api_key("sk-2"))  # which removes them
-    assert set(await entries_of(store)) == {api_key().key_id, api_key("sk-2").key_id}
-
-
-async def entries_of(store: RedisKeyStore) -> dict[str, str]:
-    """What is in Redis, as someone who has not the secret sees it."""
-    parts: Any = await store._connection.script("return redis.call('HGETALL', KEYS[1])", store._keys[:1])
-    texts = [part.decode() for part in parts]
-    return dict(zip(texts[::2], texts[1::2], strict=True))
-
-
-async def version_of(store: RedisKeyStore) -> str:
-    found: Any = await store._connection.script("return redis.call('GET', KEYS[1])", store._keys[1:])
-    return "" if found is None else str(found.decode())
-
-
-async def put(store: RedisKeyStore, entries: Mapping[str, str], version: str) -> None:
-    """Puts these in the place of what is in Redis."""
-    script = """
-    redis.call('DEL', KEYS[1])
-    for i = 2, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
-    redis.call('SET', KEYS[2], ARGV[1])
-    """
-    await store._connection.script(
-        script, store._keys, [version, *(x for item in entries.items() for x in item)]
-    )
+    assert set(await in_redis.entries()) == {api_key().key_id, api_key("sk-2").key_id}
 
 
 async def test_a_revoked_key_never_comes_back_to_who_has_seen_it_go(
-    store: RedisKeyStore, state: State
+    store: RedisKeyStore, in_redis: InRedis
 ) -> None:
     """However entries and versions of different times are combined; what is new is taken up again."""
     seen: list[tuple[dict[str, str], str]] = []
 
     async def remember() -> None:
-        seen.append((await entries_of(store), await version_of(store)))
+        seen.append((await in_redis.entries(), await in_redis.version()))
 
     for key_id in ("stolen", "stays"):
         await store.add(api_key(key_id, id=key_id))
@@ -155,7 +168,7 @@ async def test_a_revoked_key_never_comes_back_to_who_has_seen_it_go(
         "9" * 400,
     ]
     for entries, other in itertools.product(sets, versions):
-        await put(store, entries, other)
+        await in_redis.put(entries, other)
         await view.poll()
         assert [key.id for key in view.keys.values()] == ["stays"], (entries, other)
         with contextlib.suppress(BatonError):  # nor can a change of an operator bring it back
@@ -163,13 +176,13 @@ async def test_a_revoked_key_never_comes_back_to_who_has_seen_it_go(
             await view.poll()
             assert "stolen" not in [key.id for key in view.keys.values()] or entries in sets[:2]
         view = KeyView(store)
-        await put(store, *seen[-2])
+        await in_redis.put(*seen[-2])
         await view.poll()
-        await put(store, *seen[-1])
+        await in_redis.put(*seen[-1])
         await view.poll()
     with capture_logs() as logs:
         for _ in range(3):
-            await put(store, *seen[1])
+            await in_redis.put(*seen[1])
             await view.poll()
             assert view.age_s < 1
     assert [log["event"] for log in logs] == ["api_keys_went_back"]
@@ -180,7 +193,7 @@ async def test_a_revoked_key_never_comes_back_to_who_has_seen_it_go(
     await store.revoke("stolen")
     await view.poll()
     assert [key.id for key in view.keys.values()] == ["stays"]
-    await put(store, {**now, "stolen": stolen}, version)
+    await in_redis.put({**now, "stolen": stolen}, version)
     with pytest.raises(BatonError, match="baton keys sign"):
         await store.add(api_key("sk-4"))
     assert len(await store.unsigned_listing()) == 2
@@ -189,33 +202,37 @@ async def test_a_revoked_key_never_comes_back_to_who_has_seen_it_go(
     assert len(view.keys) == 2
 
 
-async def test_entries_of_another_cluster_are_no_keys(store: RedisKeyStore, url: str) -> None:
+async def test_entries_of_another_cluster_are_no_keys(
+    store: RedisKeyStore, url: str, in_redis: InRedis
+) -> None:
     """Which has the same secret."""
     await store.add(api_key())
-    other = await open_state(url, namespace=uuid.uuid4().hex)
-    theirs = other.api_keys(SECRET)
-    await put(theirs, await entries_of(store), await version_of(store))
-    view = KeyView(theirs)
+    namespace = uuid.uuid4().hex
+    other = await open_state(url, namespace=namespace)
+    async with raw(url) as client:
+        await InRedis(client, namespace).put(await in_redis.entries(), await in_redis.version())
+    view = KeyView(other.api_keys(SECRET))
     await view.poll()
     assert dict(view.keys) == {}
     await other.close()
 
 
-async def test_keys_that_were_signed_one_by_one(store: RedisKeyStore) -> None:
+async def test_keys_that_were_signed_one_by_one(store: RedisKeyStore, in_redis: InRedis) -> None:
     """As before versions were signed: they are valid, and signed with the next change."""
     text = api_key(id="old").model_dump_json(exclude_defaults=True)
-    proof = hmac.digest(store._proof._key, text.encode(), "sha256").hex()
-    await put(store, {"old": f"{proof}:{text}"}, uuid.uuid4().hex)
+    key = hmac.digest(SECRET.encode(), b"baton cluster: api keys", "sha256")
+    proof = hmac.digest(key, text.encode(), "sha256").hex()
+    await in_redis.put({"old": f"{proof}:{text}"}, uuid.uuid4().hex)
     view = KeyView(store)
     await view.poll()
     assert [key.id for key in view.keys.values()] == ["old"]
-    before = await entries_of(store), await version_of(store)
+    before = await in_redis.entries(), await in_redis.version()
     await store.add(api_key("sk-2", id="new"))
     await view.poll()
     assert {key.id for key in view.keys.values()} == {"old", "new"}
     await store.revoke("old")
     await view.poll()
-    await put(store, *before)
+    await in_redis.put(*before)
     await view.poll()
     assert [key.id for key in view.keys.values()] == ["new"]
 

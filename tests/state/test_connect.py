@@ -10,7 +10,7 @@ import pytest
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.state.client.connect import Endpoint, parse_url
-from baton.state.embedded import _free_port
+from baton.state.embedded import free_port
 from tests.certificates import self_signed
 from tests.state.opened import open_state
 from tests.state.proxy import proxy
@@ -90,7 +90,7 @@ def test_a_wrong_password_is_one_clear_error(kind: str, request: pytest.FixtureR
 
 
 async def test_a_server_that_is_not_there_yet_hinders_no_start() -> None:
-    state = await open_state(f"redis://127.0.0.1:{_free_port()}")
+    state = await open_state(f"redis://127.0.0.1:{free_port()}")
     assert state.unavailable
     with pytest.raises(BatonError) as refused:
         await state.check()

@@ -16,7 +16,7 @@ from baton.state.client.connection import MAX_CALLS, Connection
 from baton.state.client.counters import Counters
 from tests.state.proxy import Proxy, proxy, seeded_delays
 from tests.state.raw import raw
-from tests.state.waiting import until
+from tests.support.waiting import until
 
 _ECHO = "return ARGV[1]"
 

@@ -84,6 +84,7 @@ async def test_a_taken_port_is_reported() -> None:
     with pytest.raises(BatonError) as refused:
         await EmbeddedServer.start(port=server.port)
     assert refused.value.kind is ErrorKind.UNAVAILABLE
+    assert refused.value.message == f"no port for the embedded Redis ({server.port})"
     await server.stop()
 
 

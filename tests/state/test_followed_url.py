@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.base.followed_file import FollowedFile
 from baton.state import State
+from baton.state import state as state_module
 from baton.state.embedded import EmbeddedServer
 from tests.state.raw import raw
 from tests.support.mounted_secret import mount_secret
@@ -41,13 +44,25 @@ async def opened(server: EmbeddedServer, path: Path) -> AsyncIterator[State]:
         await state.close()
 
 
+@pytest.fixture
+def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call looks at the file, as if 10 s had passed."""
+    monkeypatch.setattr(state_module, "FollowedFile", functools.partial(FollowedFile, look_s=0.0))
+
+
+async def end_connections(server: EmbeddedServer) -> None:
+    """Ends the server's connections to its clients."""
+    async with raw(server.url) as client:
+        await client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
 async def set_password(server: EmbeddedServer, password: str, *, disconnect: bool) -> str:
     """Changes the server's password, and ends its connections where asked; returns the new URL."""
     async with raw(server.url) as client:
         await client.config_set("requirepass", password)
-        if disconnect:
-            await client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     server.password = password
+    if disconnect:
+        await end_connections(server)
     return server.url
 
 
@@ -69,6 +84,7 @@ async def test_a_refused_password_has_the_file_read_again(server: EmbeddedServer
     assert "-password" not in str(logs)
 
 
+@pytest.mark.usefixtures("looks_always")
 async def test_a_new_password_is_used_before_the_old_one_is_refused(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -78,30 +94,25 @@ async def test_a_new_password_is_used_before_the_old_one_is_refused(
         await state.check()
         url = await set_password(server, "second-password", disconnect=False)
         mounted(tmp_path, url)
-        await state.check()  # over a connection that has authenticated
-        assert state._connection is not None
-        assert state._connection._followed is not None
-        state._connection._followed._looked_at -= 10
         await asyncio.gather(*(state.check() for _ in range(40)))
-        assert state._connection._endpoint.password == "second-password"
+        path.unlink()  # it has been read
+        await end_connections(server)
+        await state.check()
 
 
+@pytest.mark.usefixtures("looks_always")
 async def test_an_invalid_file_leaves_the_last_url(server: EmbeddedServer, tmp_path: Path) -> None:
     path = mounted(tmp_path, server.url)
     async with opened(server, path) as state:
-        assert state._connection is not None
-        followed = state._connection._followed
-        assert followed is not None
         with capture_logs() as logs:
             for damage in (lambda: mounted(tmp_path, "http://:secret-word@nowhere"), lambda: os.unlink(path)):
                 damage()
-                assert not followed.look(at_once=True)
-                assert not followed.look(at_once=True)
+                await state.check()
                 await state.check()
         assert [log["event"] for log in logs] == ["file_not_followed"]
         assert "secret-word" not in str(logs)
         mounted(tmp_path, server.url)
-        assert not followed.look(at_once=True)  # the same value as before
+        await state.check()
 
 
 def test_a_file_that_is_away_is_refused(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ import structlog
 from baton.base.errors import BatonError, ErrorKind
 from baton.state import JournalRecord, State, new_journal_key
 from baton.state.journal import MAX_PENDING, Receipt
-from baton.state.seal import Seal
 from tests.state.contract import member
-from tests.state.journal_reader import open_ids, read_journal, unseal
+from tests.state.journal_reader import ReadableSeal, open_ids, read_journal
 from tests.state.memory import Memory, memory_state
 from tests.state.opened import open_state
 from tests.state.raw import raw
@@ -150,18 +149,18 @@ async def test_every_key_ends_by_itself(redis_url: str) -> None:
 
 def test_a_sealed_entry_is_of_its_request_cluster_and_key() -> None:
     key, one, two = new_journal_key(), os.urandom(16), os.urandom(16)
-    sealed = Seal(key, "ours").seal(one, TENANT, TOKENS)
-    assert unseal(Seal(key, "ours"), one, sealed) == (TENANT, TOKENS, b"")
-    assert Seal(key, "ours").seal(one, TENANT, TOKENS) != sealed
+    sealed = ReadableSeal(key, "ours").seal(one, TENANT, TOKENS)
+    assert ReadableSeal(key, "ours").unseal(one, sealed) == (TENANT, TOKENS, b"")
+    assert ReadableSeal(key, "ours").seal(one, TENANT, TOKENS) != sealed
     broken = sealed[:-1] + bytes([sealed[-1] ^ 1])
     for seal, request_id, body in (
-        (Seal(key, "ours"), two, sealed),
-        (Seal(key, "theirs"), one, sealed),
-        (Seal(new_journal_key(), "ours"), one, sealed),
-        (Seal(key, "ours"), one, broken),
-        (Seal(key, "ours"), one, b"\x02" + sealed[1:]),
-        (Seal(key, "ours"), one, b""),
+        (ReadableSeal(key, "ours"), two, sealed),
+        (ReadableSeal(key, "theirs"), one, sealed),
+        (ReadableSeal(new_journal_key(), "ours"), one, sealed),
+        (ReadableSeal(key, "ours"), one, broken),
+        (ReadableSeal(key, "ours"), one, b"\x02" + sealed[1:]),
+        (ReadableSeal(key, "ours"), one, b""),
     ):
         with pytest.raises(BatonError) as refused:
-            unseal(seal, request_id, body)
+            seal.unseal(request_id, body)
         assert refused.value.kind is ErrorKind.INTERNAL

@@ -13,10 +13,10 @@ import structlog
 from baton.base.errors import BatonError, ErrorKind
 from baton.state import JournalRecord, new_journal_key
 from baton.state.client.counters import Counters
-from baton.state.journal import _BATCH, _BATCH_TOKENS, Journal
+from baton.state.journal import MAX_BATCH, MAX_BATCH_TOKENS, Journal
 from baton.state.records import JournalWrite
 from baton.state.seal import Seal
-from tests.state.journal_reader import JournalEntry, read_journal, unseal
+from tests.state.journal_reader import JournalEntry, ReadableJournal, ReadableSeal, read_journal
 
 MAX_PENDING = 8
 
@@ -72,8 +72,10 @@ class Rig:
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     store, counters = RecordingStore(), Counters()
-    seal = Seal(new_journal_key(), "ours")
-    made = Rig(store, Journal(store, seal, counters, lambda: made.now, max_pending=MAX_PENDING), counters)
+    seal = ReadableSeal(new_journal_key(), "ours")
+    made: Rig = Rig(
+        store, ReadableJournal(store, seal, counters, lambda: made.now, max_pending=MAX_PENDING), counters
+    )
     running = asyncio.create_task(made.journal.run())
     yield made
     running.cancel()
@@ -125,8 +127,8 @@ async def test_closes_go_alone_and_first(rig: Rig) -> None:
 
 
 async def test_a_batch_ends_at_its_bound_of_tokens(rig: Rig) -> None:
-    half = _BATCH_TOKENS // 2
-    for name, tokens in ((b"a", half), (b"b", half), (b"c", 1), (b"d", _BATCH_TOKENS + 1), (b"e", 1)):
+    half = MAX_BATCH_TOKENS // 2
+    for name, tokens in ((b"a", half), (b"b", half), (b"c", 1), (b"d", MAX_BATCH_TOKENS + 1), (b"e", 1)):
         rig.journal.append(record(name, tokens), 60)
         if name == b"c":
             await rig.written()
@@ -135,10 +137,10 @@ async def test_a_batch_ends_at_its_bound_of_tokens(rig: Rig) -> None:
 
 
 async def test_marks_count_no_tokens(rig: Rig) -> None:
-    rig.journal.append(record(b"a", _BATCH_TOKENS), 60)
+    rig.journal.append(record(b"a", MAX_BATCH_TOKENS), 60)
     await rig.written()
     rig.journal.mark_attempt(b"a", 2)
-    rig.journal.append(record(b"b", _BATCH_TOKENS), 60)
+    rig.journal.append(record(b"b", MAX_BATCH_TOKENS), 60)
     assert [len(batch) for batch in await rig.written()] == [1, 2]
 
 
@@ -146,7 +148,7 @@ async def test_marks_count_no_tokens(rig: Rig) -> None:
 async def test_a_batch_ends_at_its_bound_of_changes(closed: bool) -> None:
     store, counters = RecordingStore(), Counters()
     journal = Journal(store, Seal(new_journal_key(), "ours"), counters, lambda: 0.0, max_pending=1024)
-    for number in range(_BATCH + 1):
+    for number in range(MAX_BATCH + 1):
         name = number.to_bytes(16, "big")
         if closed:
             journal.close(name)
@@ -155,7 +157,7 @@ async def test_a_batch_ends_at_its_bound_of_changes(closed: bool) -> None:
     running = asyncio.create_task(journal.run())
     assert await journal.flush(3)
     running.cancel()
-    assert [len(batch) for batch in store.batches] == [_BATCH, 1]
+    assert [len(batch) for batch in store.batches] == [MAX_BATCH, 1]
 
 
 async def test_changes_meanwhile_merge_with_the_batch_that_failed(rig: Rig) -> None:
@@ -258,14 +260,14 @@ async def test_an_odd_bound_rounds_down_for_appends() -> None:
 
 
 def test_a_sealed_entry_keeps_details_and_tokens_apart() -> None:
-    seal = Seal(new_journal_key(), "ours")
+    seal = ReadableSeal(new_journal_key(), "ours")
     for tenant, tokens, details in (
         ("", (), b""),
         ("t", (1, 2), b"xyz"),
         ("ten", (7,), b""),
         ("", (9,), b"d"),
     ):
-        assert unseal(seal, b"r", seal.seal(b"r", tenant, tokens, details)) == (tenant, tokens, details)
+        assert seal.unseal(b"r", seal.seal(b"r", tenant, tokens, details)) == (tenant, tokens, details)
 
 
 def test_a_key_of_the_wrong_size_is_refused() -> None:
@@ -273,7 +275,7 @@ def test_a_key_of_the_wrong_size_is_refused() -> None:
         Seal(bytes(31), "ours")
     assert refused.value.kind is ErrorKind.INVALID
     with pytest.raises(BatonError, match=r"^a journal entry cannot be opened with this key$"):
-        unseal(Seal(bytes(32), "ours"), b"r", b"")
+        ReadableSeal(bytes(32), "ours").unseal(b"r", b"")
 
 
 def test_entries_of_one_version_are_opened_by_the_next() -> None:
@@ -282,4 +284,4 @@ def test_entries_of_one_version_are_opened_by_the_next() -> None:
 
     plain = b"\x01\0\0\0\x02\0\0\0tdd" + (5).to_bytes(4, "little")
     sealed = b"\x01" + bytes(12) + AESGCM(bytes(32)).encrypt(bytes(12), plain, b"\x01baton journal ours r")
-    assert unseal(Seal(bytes(32), "ours"), b"r", sealed) == ("t", (5,), b"dd")
+    assert ReadableSeal(bytes(32), "ours").unseal(b"r", sealed) == ("t", (5,), b"dd")

@@ -19,7 +19,7 @@ from tests.state.contract import member
 from tests.state.memory import memory_state
 from tests.state.opened import open_state
 from tests.state.raw import raw
-from tests.state.waiting import until
+from tests.support.waiting import until
 
 BACK_S = 3.0
 # How long the machine itself may stand still while a deadline passes.

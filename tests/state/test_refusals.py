@@ -12,13 +12,13 @@ import structlog
 from redis._parsers.base import BaseParser
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.state.client.connection import _translate
+from baton.state.client.connection import translate
 from baton.state.keys import LEASE_S
 from baton.state.state import State
 from tests.state.contract import member
 from tests.state.raw import raw
 from tests.state.test_quotas import Router
-from tests.state.waiting import until
+from tests.support.waiting import until
 
 # Replies of Redis 6 to 8 and Valkey 7 to 9; a script of Redis 6 has that of its command within its own.
 OUTAGES = [
@@ -58,7 +58,7 @@ KINDS = {
 @pytest.mark.parametrize("reply", KINDS)
 def test_each_reply_has_its_meaning_and_its_text_is_not_repeated(reply: str) -> None:
     error = BaseParser.parse_error(reply)  # type: ignore[no-untyped-call]
-    failure = _translate(error, "there:1")
+    failure = translate(error, "there:1")
     assert failure.kind is KINDS[reply]
     assert "there:1" in failure.message
     assert "user_script" not in failure.message
@@ -137,8 +137,8 @@ async def test_a_clock_that_went_back_locks_no_tenant_out(url: str) -> None:
     namespace = uuid.uuid4().hex
     state = State.at(url, namespace=namespace)
     one, gone = Router(state.quotas, "one"), Router(state.quotas, "gone")
-    await gone.settle(60_000)
-    await one.settle()
+    await gone.rebalance(60_000)
+    await one.rebalance()
     async with raw(url) as client:
         later = 1000 * ((await client.time())[0] + 3600)
         async for key in client.scan_iter(f"*{namespace}*"):
@@ -146,7 +146,7 @@ async def test_a_clock_that_went_back_locks_no_tenant_out(url: str) -> None:
                 await client.hset(key, "at", later)
             else:
                 await client.zadd(key, {"gone": later})
-    await one.settle(60_000)
+    await one.rebalance(60_000)
     assert one.routers == 1
     assert one.holds > 50_000
     await state.close()

@@ -16,9 +16,11 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -29,6 +31,8 @@ CONFIGS = {
     "qwen3": Qwen3Config,
     "gemma3": Gemma3TextConfig,
     "phi3": Phi3Config,
+    "qwen3_moe": Qwen3MoeConfig,
+    "mixtral": MixtralConfig,
 }
 VOCAB_SIZE = 320
 BEGIN_ID, END_ID, USER_ID, ASSISTANT_ID = 256, 257, 258, 259
@@ -155,6 +159,30 @@ FAMILIES = [
 ]
 
 
+def _mixture(count: int, top_k: int, inner: int, **more: Any) -> dict[str, Any]:
+    sizes = {"num_experts": count, "num_experts_per_tok": top_k, "moe_intermediate_size": inner}
+    return {**sizes, "norm_topk_prob": True, **more}
+
+
+# Mixtures of experts, which the reference alone computes.
+MIXTURES = [
+    Case("qwen3-moe-5-of-1", "qwen3_moe", _mixture(5, 1, 24, norm_topk_prob=False, head_dim=24)),
+    Case("qwen3-moe-8-of-8", "qwen3_moe", _mixture(8, 8, 20, attention_bias=True)),
+    Case(
+        "qwen3-moe-60-of-4",
+        "qwen3_moe",
+        _mixture(60, 4, 36, num_hidden_layers=3, mlp_only_layers=[1], tie_word_embeddings=True),
+    ),
+    Case(
+        "qwen3-moe-sparse-steps",
+        "qwen3_moe",
+        _mixture(8, 2, 48, num_hidden_layers=4, decoder_sparse_step=2, norm_topk_prob=False),
+    ),
+    Case("mixtral-8-of-2", "mixtral", {"num_local_experts": 8, "sliding_window": 16}),
+    Case("mixtral-5-of-4", "mixtral", {"num_local_experts": 5, "num_experts_per_tok": 4}),
+]
+
+
 def make_checkpoint(
     folder: Path,
     family: str = "llama",
@@ -189,7 +217,8 @@ def _randomise(model: Any, seed: int) -> None:
             elif name.endswith(".bias"):
                 noise = 0.3 * noise
             else:
-                noise = 2 * noise / math.sqrt(parameter.shape[1])
+                gain = 3 if parameter.ndim == 3 else 2  # of experts, which are stacked
+                noise = gain * noise / math.sqrt(parameter.shape[-1])
                 if gemma and "embed_tokens" in name:
                     noise = noise / 4
             parameter.copy_(noise)

@@ -1,4 +1,4 @@
-"""The truth for tokens: transformers on the same weights, with eager attention."""
+"""The truth for tokens: transformers on the same weights, with eager attention and experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from baton.engine.kernels.reference.paged_attention import KV_TILE
 def load_reference(folder: Path, dtype: torch.dtype = torch.float64) -> Any:
     """The folder's model as transformers runs it."""
     transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+    )
     return model.eval()
 
 

@@ -79,7 +79,7 @@ _NP_DTYPES: dict[str, Any] = {}
 _get_np_dtype_uncached = interpreter._get_np_dtype
 
 
-def _get_np_dtype(dtype: Any) -> Any:
+def get_np_dtype(dtype: Any) -> Any:
     """Instead of the interpreter's own function, which builds its table anew at each operation."""
     found = _NP_DTYPES.get(dtype.name)
     if found is None:
@@ -87,15 +87,15 @@ def _get_np_dtype(dtype: Any) -> Any:
     return found
 
 
-_unwrap_any = _core._unwrap_if_constexpr
+unwrap_any = _core._unwrap_if_constexpr
 _SEQUENCES = (list, tuple, _core.tuple)
 
 
-def _unwrap_if_constexpr(value: Any) -> Any:
+def unwrap_if_constexpr(value: Any) -> Any:
     """Its own function asks three times what a value is not before it looks whether it is a constexpr."""
     if type(value) is _constexpr:
         return value.value
-    return _unwrap_any(value) if isinstance(value, _SEQUENCES) else value
+    return unwrap_any(value) if isinstance(value, _SEQUENCES) else value
 
 
 @functools.cache
@@ -107,7 +107,7 @@ def _tensor_shape(shape: tuple[int, ...]) -> tuple[Any, Any]:
     return _core.tuple([_constexpr(size) for size in shape]), _constexpr(numel)
 
 
-def _init_tensor(self: Any, handle: Any, type: Any) -> None:
+def init_tensor(self: Any, handle: Any, type: Any) -> None:
     """Instead of its own function, which makes a constexpr of each size and the type of their tuple."""
     self.handle = handle
     self.shape, self.numel = _tensor_shape(tuple(type.shape.values) if type.is_block() else ())
@@ -115,17 +115,17 @@ def _init_tensor(self: Any, handle: Any, type: Any) -> None:
     self.dtype = type.scalar
 
 
-_init_block_type_anew = _core.block_type.__init__
+init_block_type_anew = _core.block_type.__init__
 # Of each valid shape what all of its types share.
 _BLOCK_SHAPES: dict[tuple[Any, ...], tuple[Any, int]] = {}
 
 
-def _init_block_type(self: Any, element_ty: Any, shape: Any) -> None:
+def init_block_type(self: Any, element_ty: Any, shape: Any) -> None:
     """Instead of its own function, which validates each shape again; a new shape is still validated."""
-    sizes = tuple([_unwrap_if_constexpr(size) for size in shape])
+    sizes = tuple([unwrap_if_constexpr(size) for size in shape])
     known = _BLOCK_SHAPES.get(sizes)
     if known is None or not all(type(size) is int for size in sizes):
-        _init_block_type_anew(self, element_ty, shape)
+        init_block_type_anew(self, element_ty, shape)
         _BLOCK_SHAPES[sizes] = self.shape, self.numel
         return
     self.element_ty = element_ty
@@ -138,7 +138,7 @@ def _text(sizes: tuple[int, ...]) -> str:
     return str([str(size) for size in sizes])
 
 
-def _with_element_ty(self: Any, scalar_ty: Any) -> Any:
+def with_element_ty(self: Any, scalar_ty: Any) -> Any:
     """The type of the same shape, which is valid."""
     other = object.__new__(_core.block_type)
     other.element_ty = scalar_ty
@@ -147,7 +147,7 @@ def _with_element_ty(self: Any, scalar_ty: Any) -> Any:
     return other
 
 
-_broadcast_anew = interpreter.TritonSemantic.broadcast_impl_value
+broadcast_anew = interpreter.TritonSemantic.broadcast_impl_value
 
 
 @functools.cache
@@ -184,7 +184,7 @@ def _splat(self: Any, scalar: Any, block: Any) -> Any:
     return self.make_tensor(self.builder.create_splat(wanted, scalar.handle), wanted)
 
 
-def _broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
+def broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
     """Instead of its own function, which finds out size by size what two shapes have in common."""
     left, right = lhs.type, rhs.type
     if not (left.is_block() and right.is_block()):
@@ -195,27 +195,27 @@ def _broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
         return lhs, rhs
     shape = _common_shape(tuple(left.shape.values), tuple(right.shape.values))
     if shape is None:
-        return _broadcast_anew(self, lhs, rhs)
+        return broadcast_anew(self, lhs, rhs)
     return _repeated(self, lhs, shape), _repeated(self, rhs, shape)
 
 
-_computation_type_anew = interpreter.TritonSemantic.computation_type_impl
+computation_type_anew = interpreter.TritonSemantic.computation_type_impl
 _COMPUTATION_TYPES: dict[tuple[Any, ...], Any] = {}
 
 
-def _computation_type(
+def computation_type(
     self: Any, a_ty: Any, a_is_scalar: bool, b_ty: Any, b_is_scalar: bool, div_or_mod: bool
 ) -> Any:
     """The promotion of two types, found once; a refusal is raised anew each time."""
     key = (a_ty.name, a_is_scalar, b_ty.name, b_is_scalar, div_or_mod)
     found = _COMPUTATION_TYPES.get(key)
     if found is None:
-        found = _computation_type_anew(self, a_ty, a_is_scalar, b_ty, b_is_scalar, div_or_mod)
+        found = computation_type_anew(self, a_ty, a_is_scalar, b_ty, b_is_scalar, div_or_mod)
         _COMPUTATION_TYPES[key] = found
     return found
 
 
-_operands_anew = interpreter.TritonSemantic.binary_op_type_checking_impl
+operands_anew = interpreter.TritonSemantic.binary_op_type_checking_impl
 # A number beside a tensor, as a tensor: what came of it once for each type and shape of the other.
 _NUMBERS: dict[tuple[Any, ...], Any] = {}
 _MOST_NUMBERS, _LARGEST_NUMBER = 4096, 4096
@@ -232,12 +232,12 @@ def _stays(dtype: Any, div_or_mod: bool) -> bool:
         found = not dtype.is_ptr()
         if found:
             semantic = interpreter.interpreter_semantic
-            found = _computation_type(semantic, dtype, False, dtype, False, div_or_mod) == dtype
+            found = computation_type(semantic, dtype, False, dtype, False, div_or_mod) == dtype
         _STAYS[key] = found
     return found
 
 
-def _operands(
+def operands(
     self: Any,
     lhs: Any,
     rhs: Any,
@@ -250,7 +250,7 @@ def _operands(
     repeated to a shape once. All else, and every refusal, is its own."""
     left_number, right_number = type(lhs) in (int, float), type(rhs) in (int, float)
     anew = functools.partial(
-        _operands_anew, self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
+        operands_anew, self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
     )
     if arithmetic_check and type(lhs) is type(rhs) is tl.tensor:
         alike = lhs.dtype is rhs.dtype and _stays(lhs.dtype, div_or_mod)
@@ -285,14 +285,14 @@ def make_launches_cheap() -> None:
         _builtin_names(package)
     interpreter._patch_builtin = _patch_builtin
     interpreter._patch_lang = _patch_lang
-    interpreter._get_np_dtype = _get_np_dtype
-    _core._unwrap_if_constexpr = _unwrap_if_constexpr
-    _core.tensor.__init__ = _init_tensor
-    _core.block_type.__init__ = _init_block_type
-    _core.block_type.with_element_ty = _with_element_ty
-    interpreter.TritonSemantic.computation_type_impl = _computation_type
-    interpreter.TritonSemantic.broadcast_impl_value = _broadcast_impl_value
-    interpreter.TritonSemantic.binary_op_type_checking_impl = _operands
+    interpreter._get_np_dtype = get_np_dtype
+    _core._unwrap_if_constexpr = unwrap_if_constexpr
+    _core.tensor.__init__ = init_tensor
+    _core.block_type.__init__ = init_block_type
+    _core.block_type.with_element_ty = with_element_ty
+    interpreter.TritonSemantic.computation_type_impl = computation_type
+    interpreter.TritonSemantic.broadcast_impl_value = broadcast_impl_value
+    interpreter.TritonSemantic.binary_op_type_checking_impl = operands
     # Each sum and product of integers would be computed again in 64 bits, to be compared with a bound that
     # the interpreter, whose `debug` is off, then does not assert.
     assert not interpreter.interpreter_builder.options.debug

@@ -1,4 +1,5 @@
-"""Where Triton caches compiled kernels between starts, and kernels that an image brings along."""
+"""The folder in which Triton caches compiled kernels between starts, and kernels that an image brings
+along."""
 
 from __future__ import annotations
 
@@ -103,7 +104,7 @@ def _report(*, cache_hit: bool) -> None:
 
 @dataclass(slots=True)
 class Kernels:
-    """How many kernels were needed, and how many of them had to be compiled."""
+    """Number of kernels that were needed, and of those that had to be compiled."""
 
     needed: int = 0
     compiled: int = 0

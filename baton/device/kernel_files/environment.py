@@ -1,4 +1,4 @@
-"""What kernels are compiled with in this environment.
+"""Names the versions and the GPU that kernels are compiled for in this environment.
 
 python -m baton.device.kernel_files.environment GPU     prints a KernelManifest, or why there is none
 """
@@ -17,7 +17,8 @@ _DISTRIBUTION = "baton-serve"
 
 
 def kernels_here(device_index: int) -> KernelManifest:
-    """That of this process on a GPU. Raises BatonError(INVALID) where there is none."""
+    """Returns the manifest of kernels that this process compiles for a GPU. Raises BatonError(INVALID) if
+    torch finds none."""
     if not torch.cuda.is_available():
         raise BatonError(ErrorKind.INVALID, "kernels are compiled for a GPU, and torch finds none")
     import triton  # an engine on a CPU starts without

@@ -1,4 +1,4 @@
-"""What the kernels of a folder were compiled with, in a file beside them. Torch-free."""
+"""The manifest of a folder of compiled kernels: the versions and the GPU that they are for. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MANIFEST = "baton-kernels.json"
 
 @dataclass(frozen=True, slots=True)
 class KernelManifest:
-    """Versions, and the GPU's compute capability, such as "9.0". With others Triton compiles anew."""
+    """Versions, and the GPU's compute capability, such as "9.0". With others Triton compiles again."""
 
     baton: str
     torch: str
@@ -24,7 +24,7 @@ class KernelManifest:
 
     @classmethod
     def read(cls, folder: Path) -> KernelManifest | None:
-        """That of a folder; None where it has none. Raises OSError where it cannot be read."""
+        """Reads a folder's manifest; None if it has none. Raises OSError if it cannot be read."""
         try:
             return cls.parse((folder / MANIFEST).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -34,7 +34,7 @@ class KernelManifest:
 
     @classmethod
     def parse(cls, text: str) -> KernelManifest:
-        """Raises ValueError or TypeError for anything but what `text` writes."""
+        """Parses what `text` writes. Raises ValueError or TypeError for anything else."""
         return cls(**json.loads(text))
 
     def text(self) -> str:
@@ -45,6 +45,6 @@ class KernelManifest:
         (folder / MANIFEST).write_text(self.text(), encoding="utf-8")
 
     def differences(self, other: KernelManifest) -> str:
-        """What is not the same, such as "torch 2.11.0 and 2.13.0"; empty: nothing."""
+        """Names each value that differs, such as "torch 2.11.0 and 2.13.0"; empty if none does."""
         pairs = [(one.name, getattr(self, one.name), getattr(other, one.name)) for one in fields(self)]
         return ", ".join(f"{name} {mine} and {theirs}" for name, mine, theirs in pairs if mine != theirs)

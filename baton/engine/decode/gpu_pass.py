@@ -6,6 +6,8 @@ rows in, logits out. Results of rows without a sequence are not read.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -16,8 +18,10 @@ from baton.engine.forward.layers.linear import Gemm
 from baton.engine.forward.workspace import Workspace
 from baton.engine.gemm_dispatch.choice import ProductKey
 from baton.engine.gemm_dispatch.table import ProductTable
-from baton.engine.kernels.gpu.attention.items import AttentionTuning, Items, SplitPolicy
+from baton.engine.kernels.gpu.attention.items import AttentionTuning, Items, SplitPolicy, rows_per_item
+from baton.engine.kernels.gpu.attention.slot_attention import slot_attention
 from baton.engine.kernels.gpu.attention.split_attention import split_attention
+from baton.engine.kernels.gpu.attention.write_kv import write_kv
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.layers.attention import Attention
 from baton.engine.model.modules import Model
@@ -28,10 +32,16 @@ from baton.engine.random_tokens import random_tokens
 _EXACT_PART = 512
 
 
+# Rows of a slot in steps with drafts, by which attention is cut.
+_LIKELY_ROWS = 4
+# Writing keys and values where no other kernel's bits must be met.
+_WRITING = AttentionTuning(warps=1)
+
+
 @dataclass(frozen=True, slots=True)
 class PassOptions:
-    """How the kernels are cut. `policy` and `attention`: those of any number of rows; None: by rows, heads,
-    the cache's format and `multiprocessors`."""
+    """Options of how a decode pass's kernels are cut. `policy` and `attention`: those of any number of rows;
+    None: by rows, heads, the cache's format and `multiprocessors`."""
 
     table: ProductTable
     policy: SplitPolicy | None = field(default_factory=SplitPolicy)
@@ -71,17 +81,27 @@ class DecodePass:
         block_tables: tuple[Tensor, ...],
         rows: int,
         options: PassOptions,
+        batches: Sequence[int] = (),
+        rows_per_slot: int = 1,
+        row_count: Tensor | None = None,
     ) -> None:
+        """`batches`: numbers of rows that it is launched with; empty: those of `batches_up_to(rows)`.
+        `rows_per_slot`: rows that a slot may have in launches with several. `row_count`: an integer on the
+        device, how many rows of a launch are of slots, for a model with experts."""
+        batches = batches or batches_up_to(rows)
         self.options = options
         self._model = model
         self._cache = cache
         self._tables = block_tables
+        self._row_count = row_count
+        # A row holds a token where `row_count` is no less than its number.
+        self._numbers = torch.arange(1, rows + 1, dtype=torch.int32, device=model.device)
         self.workspace = Workspace(model, rows)
         config, device, activations = model.config, model.device, model.precision.activations
         self.logits = torch.zeros(rows, config.vocab_size, dtype=activations, device=device)
         self.gemm = Gemm(
             model,
-            batches_up_to(rows),
+            batches,
             lambda product, rows: options.table.choice(ProductKey.of(product, rows, activations)),
         )
         self.heads = attention_heads(model)
@@ -91,46 +111,102 @@ class DecodePass:
             return torch.zeros(rows, dtype=torch.int32, device=device)
 
         shape = config.num_heads, config.num_kv_heads, config.head_dim
-        # Few rows may be cut into more items than many are.
-        most = [
-            max(self.most_items(group, n) for n in batches_up_to(rows)) for group in range(len(cache.groups))
-        ]
-        items = [Items(rows, count, *shape, device) for count in most]
+        self._rows_per_slot = rows_per_slot
+
+        def lists(several: bool) -> tuple[Items, ...]:
+            per_item = rows_per_item(self.heads[0], rows_per_slot) if several else 1
+            # Few rows may be cut into more items than many are.
+            most = [max(self.most_items(group, n, several) for n in batches) for group in range(len(groups))]
+            return tuple(Items(rows, count, *shape, device, per_item) for count in most)
+
+        groups, exact = cache.groups, self.policy(rows).fixed is not None
+        self.slot_items: tuple[Items, ...] = lists(True) if rows_per_slot > 1 and not exact else ()
+        """The items of launches with several rows a slot, by cache group, where one reads the keys and values
+        of a slot for all of them; else, in mode `exact`, each row has items of its own."""
         tokens = torch.tensor(random_tokens(config.vocab_size, rows), dtype=torch.int32, device=device)
-        self.inputs = RowInputs(ints(), tokens, ints(), tuple(items))
+        self.inputs = RowInputs(ints(), tokens, ints(), lists(False))
 
-    def policy(self, rows: int) -> SplitPolicy:
-        """How attention is cut in steps of up to `rows` rows."""
+    def policy(self, rows: int, several: bool = False) -> SplitPolicy:
+        """Returns the policy that cuts attention into items in steps of up to `rows` rows; `several`: by
+        slots, each with up to as many rows as a slot may have."""
         options, kv_heads = self.options, self._model.config.num_kv_heads
-        resident, quantised = self.tuning(0, rows).resident, self._cache.scales[0] is not None
+        resident, quantised = self.tuning(0, rows, several).resident, self._cache.scales[0] is not None
         return options.policy or SplitPolicy.filling(
-            options.multiprocessors, kv_heads, rows, resident, quantised
+            options.multiprocessors, kv_heads, self._entries(rows, several), resident, quantised
         )
 
-    def tuning(self, group: int, rows: int) -> AttentionTuning:
-        """How attention of a cache group is tuned in steps of up to `rows` rows."""
+    def tuning(self, group: int, rows: int, several: bool = False) -> AttentionTuning:
+        """Returns the tuning of a cache group's attention in steps of up to `rows` rows; `several` as for
+        `policy`."""
         options, quantised = self.options, self._cache.scales[group] is not None
-        return options.attention or AttentionTuning.of(
-            self.heads[group], rows, options.multiprocessors, quantised
-        )
+        heads, entries = self.heads[group], self._entries(rows, several)
+        if options.attention is not None:
+            return options.attention
+        if several:
+            per_item = rows_per_item(heads, self._rows_per_slot)
+            return AttentionTuning.of_slots(heads, entries, per_item, options.multiprocessors, quantised)
+        return AttentionTuning.of(heads, entries, options.multiprocessors, quantised)
 
-    def most_items(self, group: int, rows: int) -> int:
+    def most_items(self, group: int, rows: int, several: bool = False) -> int:
         """Items that a step of `rows` rows may have."""
-        return self.policy(rows).most_items(rows, self._group_tokens[group])
+        return self.policy(rows, several).most_items(rows, self._group_tokens[group])
 
-    def run(self, rows: int) -> Tensor:
-        """Launches the pass over the first `rows` rows → logits [rows, vocab], a view of a buffer."""
+    def _entries(self, rows: int, several: bool) -> int:
+        """Returns how many runs of rows are cut into items in a step of `rows` rows: each row, or as many of
+        a slot's together as are likely."""
+        if not several:
+            return rows
+        per_item = rows_per_item(self.heads[0], self._rows_per_slot)
+        return -(-rows // min(per_item, self._rows_per_slot, _LIKELY_ROWS))
+
+    def run(self, rows: int, row_count: Tensor | None = None) -> Tensor:
+        """Launches the pass over the first `rows` rows → logits [rows, vocab], a view of a buffer.
+
+        `row_count`: an integer on the device, where a slot may have several rows, side by side and each a
+        token further than the one before: how many rows are of slots.
+        """
         self.embed(rows, self.workspace)
 
         def attend(attention: Attention) -> Tensor:
-            return self.attend(attention, rows, self.workspace)
+            return self._attend(attention, rows, row_count)
 
         run_layers(self._model, self.workspace, rows, attend, self.gemm)
         return self.head(rows, self.workspace)
 
+    def attend_all(self, rows: int, row_count: Tensor | None = None) -> None:
+        """Launches the attention of all layers alone, over whatever `qkv` of the workspace holds; the
+        arguments are those of `run`."""
+        for layer in self._model.layers:
+            self._attend(layer.attention, rows, row_count)
+
+    def _attend(self, attention: Attention, rows: int, row_count: Tensor | None) -> Tensor:
+        if row_count is not None:
+            return self._attend_slots(attention, rows, row_count)
+        return self.attend(attention, rows, self.workspace)
+
     def embed(self, rows: int, workspace: Workspace) -> None:
         """Launches the embedding of the input tokens, and the rotary tables of their positions."""
         embed_rows(self._model, workspace, rows, self.inputs.token, self.inputs.position)
+        if workspace.experts is not None:
+            if self._row_count is None:
+                raise ValueError("experts need to know how many rows are of slots")
+            torch.sub(self._row_count, self._numbers[:rows], out=workspace.experts.present[:rows])
+
+    @contextmanager
+    def all_rows_present(self) -> Iterator[None]:
+        """Makes every row take experts within the context, as rows of sequences do, so that steps without
+        sequences can be measured. To be entered and left while no step runs."""
+        numbers = self._numbers.clone()
+        self._number_rows(torch.zeros_like(numbers))
+        try:
+            yield
+        finally:
+            self._number_rows(numbers)
+
+    def _number_rows(self, numbers: Tensor) -> None:
+        self._numbers.copy_(numbers)
+        if numbers.is_cuda:  # steps run on another stream
+            torch.cuda.synchronize(numbers.device)
 
     def attend(self, attention: Attention, rows: int, workspace: Workspace) -> Tensor:
         """Launches a layer's attention over `qkv` of the workspace → [rows, heads · dim], in its
@@ -151,6 +227,27 @@ class DecodePass:
             self.most_items(group, rows),
             self._cache.scales[group],
         )
+        return attn_out
+
+    def _attend_slots(self, attention: Attention, rows: int, row_count: Tensor) -> Tensor:
+        """Computes `attend` where a slot may have several rows. Keys and values of all are written first,
+        since those of a slot read each other's. In mode `exact` a row then is what it is in a step by itself,
+        bit by bit."""
+        group, workspace = attention.group, self.workspace
+        qkv, cache, scales = workspace.qkv[:rows], self._cache.groups[group], self._cache.scales[group]
+        heads, table, rotary = self.heads[group], self._tables[group], workspace.rotary(rows, attention.rope)
+        write_kv(
+            qkv, cache, attention.index, table, rotary, row_count, self.inputs.slot, self.inputs.position,
+            heads, attention.head_norms, _WRITING if self.slot_items else self.tuning(group, rows), scales,
+        )  # fmt: skip
+        if not self.slot_items:
+            return self.attend(attention, rows, workspace)
+        attn_out = workspace.attn_out[:rows]
+        slot_attention(
+            attn_out, qkv, cache, attention.index, table, rotary, self.slot_items[group], heads,
+            attention.head_norms, self.tuning(group, rows, several=True),
+            self._entries(rows, several=True) + self.policy(rows, several=True).wanted, scales,
+        )  # fmt: skip
         return attn_out
 
     def head(self, rows: int, workspace: Workspace) -> Tensor:

@@ -1,8 +1,10 @@
 """The full sampler of a GPU's step, behind the head's product: all that `SlotSampler.draw` does.
 
-    hold_rows ─ edit_logits ─ find_thresholds ─ draw_filtered ─ write_logprobs
+    draw     hold_rows ─ edit_logits ─ find_thresholds ─ draw_filtered
+    report   write_logprobs
 
-Each kernel reads from the slots' records what its row needs, and does nothing for a row that needs nothing.
+Where slots have several rows, which of them count is decided between both. Each kernel reads from the slots'
+records what its row needs, and does nothing for a row that needs nothing.
 """
 
 from __future__ import annotations
@@ -41,44 +43,45 @@ class GraphSampler:
         self.space = SearchSpace(rows, vocab, chunk, device)
         self._best = BestPlaces(rows, vocab, chunk, device)
 
-    def launch(
+    def draw(
         self,
         drawn: Tensor,
         logits: Tensor,
         rows: tuple[Tensor, Tensor, Tensor],
         control: Tensor,
         clocks: Tensor,
-        ring_records: Tensor,
-        ring: tuple[int, int],
+        drafts: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """logits [R, V] → drawn [R] int32 of the rows that draw, and their places among these.
 
         `rows`: slot, position (of the token read) and place of each, int32, the place that of the word
-        behind the ring's head, negative where the row is held. `ring_records`: the ring's records as int32,
-        and `ring` its words and alternatives a record.
+        behind the ring's head, negative where the row is held. `drafts`: see `edit_logits`.
         """
         slot, position, place = rows
         hold_rows(place, slot, position, self._records, self._tags, control, clocks)
         edit_logits(
-            self.edited, self._peaks, self._lows, logits, rows, self._records, self._inputs, self._chunk
-        )
+            self.edited, self._peaks, self._lows, logits, rows, self._records, self._inputs, self._chunk,
+            drafts,
+        )  # fmt: skip
         find_thresholds(
             self.space, logits, self.edited, self._peaks, self._lows, (slot, place), self._records,
             self._chunk,
         )  # fmt: skip
-        draw_filtered(
-            drawn, self._inputs.in_output, logits, self.edited, self.space, rows, self._records,
-            self._places, self._chunk,
-        )  # fmt: skip
+        draw_filtered(drawn, logits, self.edited, self.space, rows, self._records, self._places, self._chunk)
+
+    def report(
+        self,
+        drawn: Tensor,
+        logits: Tensor,
+        rows: tuple[Tensor, Tensor],
+        control: Tensor,
+        ring_records: Tensor,
+        ring: tuple[int, int],
+    ) -> None:
+        """Writes the logprobs of rows that ask for them and whose tokens `drawn` count. `rows`: slot and
+        place of each. `ring_records`: the ring's records as int32, and `ring` its words and alternatives a
+        record."""
         if ring[1]:
             write_logprobs(
-                ring_records,
-                logits,
-                drawn,
-                (slot, place),
-                self._records,
-                control,
-                self._best,
-                ring,
-                self._chunk,
+                ring_records, logits, drawn, rows, self._records, control, self._best, ring, self._chunk
             )

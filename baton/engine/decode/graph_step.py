@@ -3,16 +3,21 @@
     begin ─ plan ─ layers ─ head ─┬─ fetch (beside the rest) ─────────┐
                                   └─ simple or full sampler ─ finish  ┴ end
 
+A step with drafts has rows beyond one a slot, and three parts more (`DraftRows`):
+
+    begin ─ propose, rows for drafts ─ plan ─ layers ─ head ─ draw ─ accept ─ append ─ finish
+
 What the host posts until the head has ended is fetched, and applied where the next step begins. A read of
 host memory takes 4 µs, which the sampler hides. Before a step that nothing runs ahead of, `fetch` is a graph
 of its own.
 
 A bucket has two graphs: one for greedy and plain temperature sampling, one with the full sampler
-(`graph_sampler`).
+(`graph_sampler`). What drafts have besides is launched only where slots may have several rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,16 +26,18 @@ from torch import Tensor
 
 from baton.device.graphs import Graph, GraphStream
 from baton.device.host_memory import HostMemory
+from baton.engine.decode.draft_rows import DraftRows, Propose
 from baton.engine.decode.gpu_pass import DecodePass, PassOptions
 from baton.engine.decode.graph_sampler import GraphSampler
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.kernels.gpu.attention.items import TILE
 from baton.engine.kernels.gpu.sampling.sample_simple import sample_places, sample_simple
 from baton.engine.kernels.gpu.step import step_kernels as kernels
+from baton.engine.kernels.gpu.step.finish import LINE_WORDS, finish
 from baton.engine.kernels.gpu.step.plan_items import plan_items
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
-from baton.engine.plan.decode_rows import batches_up_to
+from baton.engine.plan.decode_rows import batches_of, batches_up_to
 from baton.engine.plan.decode_state import SIMPLE
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.mailbox import Feature
@@ -39,7 +46,7 @@ _EVERYTHING = ~Feature(0)
 
 
 class _HostArrays:
-    """Views of host memory that the kernels read and write: mailbox, ring and the slots' positions."""
+    """Views of host memory that the kernels read and write: mailbox, ring and the slots' progress."""
 
     def __init__(self, memory: HostMemory, rings: SharedRings) -> None:
         (tail, entries), (header, words) = rings.mailbox_place, rings.ring_place
@@ -50,7 +57,7 @@ class _HostArrays:
         self.header = memory.tensor(header, (words - header) // 8, torch.int64)
         self.words = memory.tensor(words, rings.ring_words, torch.int64)
         self.logprobs = memory.tensor(*rings.records_place, torch.int32)
-        self.positions = memory.tensor(*rings.positions_place, torch.int64)
+        self.progress = memory.tensor(*rings.progress_place, torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,9 @@ class GraphStep:
         memory: HostMemory,
         queue: GraphStream,
         options: PassOptions,
+        propose: Propose | None = None,
     ) -> None:
+        """`propose`: see `DraftRows`; None: nothing proposes drafts."""
         device = model.device
         self._shape = state.shape
         rows = self._shape.rows
@@ -84,13 +93,18 @@ class GraphStep:
         self._top = rings.max_logprobs
         self._mailbox_entries = rings.mailbox_entries
         self.control = torch.zeros(kernels.CONTROL_WORDS, dtype=torch.int64, device=device)
+        self._row_count = self.control[kernels.ROWS.value :][:1]
         lines = kernels.CLOCK_LINES.value
         self.clocks = torch.zeros(lines, kernels.CLOCK_WIDTH.value, dtype=torch.int64, device=device)
         self._host = _HostArrays(memory, rings)
         self._inbox = torch.zeros(
             kernels.INBOX_ENTRIES, kernels.RECORD_WORDS.value, dtype=torch.int32, device=device
         )
-        self.pass_ = DecodePass(model, cache, state.block_tables, rows, options)
+        batches = batches_of(self._shape)
+        self.pass_ = DecodePass(
+            model, cache, state.block_tables, rows, options, batches, self._shape.rows_per_slot,
+            self._row_count,
+        )  # fmt: skip
         self._windows = [heads.seen for heads in self.pass_.heads]
         bounds = [(window, self.pass_.most_items(number, 0)) for number, window in enumerate(self._windows)]
         self._item_bounds = torch.tensor(bounds, dtype=torch.int32, device=device)
@@ -98,24 +112,41 @@ class GraphStep:
         self._sampler = GraphSampler(state, rows, model.config.vocab_size)
         self._drawn = torch.zeros(rows, dtype=torch.int32, device=device)
         self._place = torch.zeros(rows, dtype=torch.int32, device=device)
+        # The slots' lines of progress, from which a step goes on counting.
+        shape = self._shape.slots, LINE_WORDS.value
+        self._counted = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._drafts: DraftRows | None = None
+        if self._shape.rows_per_slot > 1:
+            inputs = self.pass_.inputs
+            self._drafts = DraftRows(
+                state, (inputs.slot, inputs.token, inputs.position, self._place), self._drawn, self.control,
+                self._item_bounds, self._capacity, propose,
+            )  # fmt: skip
         self.fetch: Graph = lambda: None
         """Reads the mailbox; captured by `capture`."""
 
     def capture(self) -> dict[int, StepGraphs]:
         """Captures `fetch` and the graphs of every bucket. Capturing runs steps, with no slot active."""
         self.fetch = self._queue.capture(self._fetch)
-        graphs = {}
-        for bucket in reversed(batches_up_to(self._shape.rows)):
-            graphs[bucket] = StepGraphs(
-                simple=self._queue.capture(lambda b=bucket: self._sample_simple(b)),  # type: ignore[misc]
-                samples=self._queue.capture(lambda b=bucket: self._sampling(b)),  # type: ignore[misc]
-            )
-        return graphs
+        return {
+            bucket: self._graphs(bucket, drafts=False)
+            for bucket in reversed(batches_up_to(self._shape.slots))
+        }
 
-    def _sample_simple(self, bucket: int) -> None:
-        self.draw(bucket, self._front(bucket, SIMPLE))
+    def capture_drafts(self, batches: Sequence[int]) -> dict[int, StepGraphs]:
+        """Captures the graphs of steps with drafts, of these numbers of rows."""
+        return {bucket: self._graphs(bucket, drafts=True) for bucket in reversed(batches)}
 
-    def draw(self, bucket: int, logits: Tensor) -> None:
+    def _graphs(self, bucket: int, *, drafts: bool) -> StepGraphs:
+        return StepGraphs(
+            simple=self._queue.capture(lambda: self._sample_simple(bucket, drafts)),
+            samples=self._queue.capture(lambda: self._sampling(bucket, drafts)),
+        )
+
+    def _sample_simple(self, bucket: int, drafts: bool) -> None:
+        self.draw(bucket, self._front(bucket, SIMPLE, drafts), drafts=drafts)
+
+    def draw(self, bucket: int, logits: Tensor, *, drafts: bool = False) -> None:
         """Launches the rest of a step whose head has run, with the quicker sampler. logits [bucket, vocab].
         What the host has posted is fetched meanwhile."""
         self._queue.fork(self._fetch)
@@ -124,27 +155,63 @@ class GraphStep:
             self._drawn[:bucket], logits, inputs.slot, inputs.position,
             self._state.records, self.control, self.clocks, self._places,
         )  # fmt: skip
-        self._finish()
-        self._queue.join()
+        if drafts:
+            self.draft_rows.accept()
+        self._end(bucket, counts=False, drafts=drafts)
 
-    def _sampling(self, bucket: int) -> None:
-        logits = self._front(bucket, _EVERYTHING)
+    def _sampling(self, bucket: int, drafts: bool) -> None:
+        logits = self._front(bucket, _EVERYTHING, drafts)
         self._queue.fork(self._fetch)
-        inputs = self.pass_.inputs
-        self._sampler.launch(
-            self._drawn, logits, (inputs.slot, inputs.position, self._place), self.control,
-            self.clocks, self._host.logprobs, (self._capacity, self._top),
+        slot, position, place = self.pass_.inputs.slot, self.pass_.inputs.position, self._place
+        self._sampler.draw(
+            self._drawn, logits, (slot, position, place), self.control, self.clocks,
+            self.draft_rows.tokens if drafts else None,
         )  # fmt: skip
-        self._finish()
+        if drafts:
+            self.draft_rows.accept()
+        ring = self._capacity, self._top
+        self._sampler.report(self._drawn, logits, (slot, place), self.control, self._host.logprobs, ring)
+        self._end(bucket, counts=True, drafts=drafts)
+
+    def _end(self, bucket: int, *, counts: bool, drafts: bool) -> None:
+        """Launches what follows the draw. `counts`: requests may have penalties."""
+        if self._drafts is not None:
+            self._drafts.append()
+        self._finish(bucket, counts, drafts)
         self._queue.join()
 
-    def _front(self, bucket: int, features: Feature) -> Tensor:
+    @property
+    def draft_rows(self) -> DraftRows:
+        if self._drafts is None:
+            raise ValueError("slots have one row each")
+        return self._drafts
+
+    def _front(self, bucket: int, features: Feature, drafts: bool) -> Tensor:
         self.begin(bucket, features)
-        self.plan(bucket)
-        return self.pass_.run(bucket)
+        if drafts:
+            self.draft_rows.add(bucket, self.pass_.policy(bucket).fixed)
+        self.plan(bucket, self.draft_rows.depth if drafts else None)
+        return self.pass_.run(bucket, self._row_count if drafts else None)
+
+    def attend_alone(self, bucket: int, *, drafts: bool) -> None:
+        """Launches the plan and the attention of a step, of the rows that `set_rows` has written."""
+        self.plan(bucket, self.draft_rows.depth if drafts else None)
+        self.pass_.attend_all(bucket, self._row_count if drafts else None)
+
+    def set_rows(self, slot: Tensor, position: Tensor, depth: Tensor) -> None:
+        """Writes the first rows of a step, [R] each, where no `begin` does so."""
+        count = len(slot)
+        for array, values in (
+            (self.pass_.inputs.slot, slot),
+            (self.pass_.inputs.position, position),
+            (self.draft_rows.depth, depth),
+        ):
+            array.zero_()
+            array[:count].copy_(values.int())
+        self._row_count.fill_(count)
 
     def begin(self, bucket: int, features: Feature) -> None:
-        """Launches the step's first kernel: it applies the mailbox and lists the rows of up to `bucket`
+        """Launches the step's first kernel: it applies the mailbox and lists a row for each of up to `bucket`
         slots."""
         inputs, state = self.pass_.inputs, self._state
         kernels.begin[(1,)](
@@ -164,8 +231,8 @@ class GraphStep:
             bucket,
             int(features),
             SLOTS=self._shape.slots,
-            ROWS_POWER=triton.next_power_of_2(self._shape.rows),
-            WORDS=self._shape.words,
+            ROWS_POWER=self._lanes(bucket),
+            WORDS=self._shape.least_words,
             CAPACITY=self._capacity,
             TOP=self._top,
             RECORD_POWER=triton.next_power_of_2(2 + 2 * self._top),
@@ -174,6 +241,13 @@ class GraphStep:
             FIXED=self.pass_.policy(bucket).fixed or 0,
             num_warps=4,
         )
+
+    def _lanes(self, bucket: int) -> int:
+        """Lanes of a kernel that works on the slots and on up to `bucket` rows: of two sizes at most, since
+        it is compiled for each."""
+        shape = self._shape
+        lanes: int = triton.next_power_of_2(shape.slots if bucket <= shape.slots else shape.rows)
+        return lanes
 
     def _fetch(self) -> None:
         kernels.fetch[(1,)](
@@ -187,43 +261,56 @@ class GraphStep:
             num_warps=4,
         )
 
-    def plan(self, bucket: int) -> None:
-        """Launches the planning of each cache group's attention items, in a step of up to `bucket` rows."""
-        inputs, policy = self.pass_.inputs, self.pass_.policy(bucket)
-        for items, window in zip(inputs.items, self._windows, strict=True):
+    def plan(self, bucket: int, depth: Tensor | None = None) -> None:
+        """Launches the planning of each cache group's attention items, in a step of up to `bucket` rows;
+        `depth` of each, where a slot may have several."""
+        inputs = self.pass_.inputs
+        of_slots = () if depth is None else self.pass_.slot_items
+        policy = self.pass_.policy(bucket, several=bool(of_slots))
+        for items, window in zip(of_slots or inputs.items, self._windows, strict=True):
             plan_items[(1,)](
                 self.control,
                 inputs.slot,
                 inputs.position,
+                inputs.position if depth is None else depth,
                 items.count,
                 items.items,
                 window,
                 policy.wanted,
                 policy.shortest,
                 policy.wave,
-                ROWS_POWER=triton.next_power_of_2(self._shape.rows),
+                ROWS_POWER=self._lanes(bucket),
                 TILE=TILE,
                 FIXED=policy.fixed or 0,
+                PER_ITEM=items.rows_per_item,
                 num_warps=4,
             )
 
-    def _finish(self) -> None:
+    def _finish(self, bucket: int, counts: bool, drafts: bool) -> None:
         inputs, state, host = self.pass_.inputs, self._state, self._host
-        kernels.finish[(1,)](
+        in_output = state.sampler.counts.in_output
+        of_drafts = self.draft_rows.progress if drafts else (inputs.slot,) * 3
+        finish[(1,)](
             self.control,
             self.clocks,
             host.header,
             host.mailbox_tail,
             host.words,
-            host.positions,
+            host.progress,
+            self._counted,
             state.active,
             state.records.view(torch.int32),
+            in_output,
             inputs.slot,
             inputs.position,
             self._place,
             self._drawn,
+            *of_drafts,
             SLOTS=self._shape.slots,
-            ROWS_POWER=triton.next_power_of_2(self._shape.rows),
+            ROWS_POWER=self._lanes(bucket),
             CAPACITY=self._capacity,
+            VOCAB=in_output.shape[1],
+            COUNTS=counts,
+            DRAFTS=drafts,
             num_warps=4,
         )

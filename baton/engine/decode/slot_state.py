@@ -21,16 +21,20 @@ from baton.engine.sampling.slot_sampler import SlotSampler
 from baton.engine.shared_memory.logprob_records import Logprobs
 from baton.engine.shared_memory.mailbox import ENTRY, MAX_STOP_IDS, Entry, field_offset
 from baton.engine.shared_memory.step_shape import StepShape
+from baton.engine.speculation.drafts import SlotDrafts
+from baton.engine.speculation.history import History
+from baton.engine.speculation.lookahead_table import LookaheadTable
 
 
 @dataclass(frozen=True, slots=True)
 class SlotWrite:
-    """What the host gives one slot beside its mailbox entry, as plain data: what does not fit into an entry.
+    """The data that the host gives one slot beside its mailbox entry, because it does not fit into an entry.
 
-    `blocks`: its block table, by cache group; with `first_blocks` only the entries from those places on,
-    else all of the row, whose rest then points at the scratch block. `logit_bias`: (token, bias). `counted`:
-    the tokens of its prompt and of its output, for penalties. `last_logprobs`: of the token that it is
-    admitted with.
+    `blocks`: its block table, by cache group; with `first_blocks` only the entries from those places on, else
+    all of the row, whose rest then points at the scratch block. `logit_bias`: (token, bias). `counted`: the
+    tokens of its prompt and of its output, for penalties. `last_logprobs`: of the token that it is admitted
+    with. `text`: the tokens that drafts are looked up in, those that have KV and those that the request
+    predicts; `appended`: (position, token) of the one that it is admitted with.
     """
 
     slot: int
@@ -39,6 +43,8 @@ class SlotWrite:
     logit_bias: tuple[tuple[int, float], ...] = ()
     counted: tuple[Sequence[int], Sequence[int]] | None = None
     last_logprobs: Logprobs | None = None
+    text: tuple[Sequence[int], Sequence[int]] | None = None
+    appended: tuple[int, int] | None = None
 
 
 class SlotState:
@@ -47,7 +53,9 @@ class SlotState:
     `records` [slots, 128] uint8; its columns are int32: `generation`, `last_token`, `position` (of
     last_token, whose KV is not computed yet), `end` (length of the sequence at which it ends), `capacity`
     (tokens its granted blocks hold), `stop_ids` (unused places negative). `block_tables`: [slots, width]
-    int32 a cache group. `rows_per_slot`: of the steps' rows; see `StepShape`.
+    int32 a cache group. `rows_per_slot`: of the steps' rows; see `StepShape`. `drafts`: None where a slot has
+    one row. `history`: of `lookup_tokens` tokens a slot; None where these are 0. `lookahead`: what histories
+    of ended sequences are kept in; None: nothing.
     """
 
     def __init__(
@@ -57,7 +65,12 @@ class SlotState:
         vocab_size: int,
         device: torch.device,
         rows_per_slot: int = 1,
+        lookup_tokens: int = 0,
+        lookahead: LookaheadTable | None = None,
     ) -> None:
+        """Raises ValueError for a table without histories, which it is filled from."""
+        if lookahead is not None and not lookup_tokens:
+            raise ValueError("a lookahead table is filled from histories, of which there are none")
         self.shape = StepShape(slots, rows_per_slot)
         self.records = torch.zeros(slots, ENTRY.itemsize, dtype=torch.uint8, device=device)
         self.active = torch.zeros(slots, dtype=torch.bool, device=device)
@@ -69,6 +82,9 @@ class SlotState:
         first_stop = field_offset("stop_ids") // 4
         self.stop_ids = self.records.view(torch.int32)[:, first_stop : first_stop + MAX_STOP_IDS]
         self.sampler = SlotSampler(self.records, vocab_size)
+        self.drafts = SlotDrafts(slots, device) if rows_per_slot > 1 else None
+        self.history = History(slots, lookup_tokens, device) if lookup_tokens else None
+        self.lookahead = lookahead
         self.block_tables = tuple(
             torch.zeros(slots, width, dtype=torch.int32, device=device) for width in max_blocks
         )
@@ -87,6 +103,11 @@ class SlotState:
             self.sampler.counts.set(slot, *write.counted)
         if write.last_logprobs is not None:
             self.sampler.set_last_logprobs(slot, write.last_logprobs)
+        if self.history is not None:
+            if write.text is not None:
+                self.history.fill(slot, *write.text)
+            if write.appended is not None:
+                self.history.add(slot, *write.appended)
 
     def _write_blocks(self, slot: int, tables: BlockTables, first: tuple[int, ...] | None) -> None:
         for group, (mine, blocks) in enumerate(zip(self.block_tables, tables, strict=True)):
@@ -104,6 +125,6 @@ class SlotState:
         self.active[slot] = True
 
     def is_current(self, entry: Entry) -> bool:
-        """Whether the entry is for the sequence that its slot has now."""
+        """True if the entry is for the sequence that its slot has now."""
         slot = int(entry["slot"])
         return bool(self.active[slot]) and int(self.generation[slot]) == int(entry["generation"])

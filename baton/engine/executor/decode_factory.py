@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -10,15 +11,15 @@ from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.executor.reference_decode_loop import ReferenceDecodeLoop
-from baton.engine.memory.kv_cache import KVCache
+from baton.engine.memory.kv_cache import BlockMemory
 from baton.engine.model.modules import Model
 from baton.engine.model.reference import ReferenceModel
 from baton.engine.shared_memory.layout import SharedRings
 
 
 def decode_loop(
-    model: Model,
-    cache: KVCache,
+    ranks: Sequence[Model],
+    cache: BlockMemory,
     state: SlotState,
     rings: SharedRings,
     memory: SharedMemory,
@@ -28,13 +29,19 @@ def decode_loop(
     mixes: bool = False,
     interpreted: bool = False,
     before_step: Callable[[float], None] | None = None,
+    propose: Callable[[], None] | None = None,
+    adaptive: bool = False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> DecodeLoop:
-    """The loop for this model's device and precision. On a GPU this compiles and captures: seconds.
+    """The loop for a model's devices, one a rank, and its precision. On a GPU, of which there is one, this
+    compiles and captures: seconds.
 
     `serves`: False where no slot will ever be admitted, and nothing need be captured. `mixes`: whether steps
     of graphs may be part of prefill steps. `interpreted`: graphs on a CPU too, whose kernels run in Triton's
-    interpreter. `before_step`: see `ReferenceDecodeLoop`.
+    interpreter. `before_step`: see `ReferenceDecodeLoop`. `propose`: of graphs, see `DraftRows`.
+    `adaptive`: see `DecodeLoop`. `clock`: of graphs, monotonic seconds.
     """
+    model = ranks[0]
     on_gpu = model.device.type == "cuda" and model.precision.activations != torch.float64
     if interpreted or (serves and on_gpu):
         # They bring Triton, which a CPU worker needs not.
@@ -44,6 +51,11 @@ def decode_loop(
 
         host = HostMemory(memory, model.device)
         options = PassOptions.of(model, exact=exact)
-        return GraphDecodeLoop(model, cache, state, rings, host, options, mixes=mixes)
-    box, ring, positions = rings.mailbox(memory), rings.writer(memory), rings.positions(memory)
-    return ReferenceDecodeLoop(ReferenceModel(model), cache, state, box, ring, positions, before_step)
+        (own,) = cache.ranks
+        return GraphDecodeLoop(
+            model, own, state, rings, host, options, clock, mixes=mixes, propose=propose, adaptive=adaptive
+        )
+    box, ring, progress = rings.mailbox(memory), rings.writer(memory), rings.progress(memory)
+    return ReferenceDecodeLoop(
+        ReferenceModel(*ranks), cache, state, box, ring, progress, before_step, adaptive=adaptive
+    )

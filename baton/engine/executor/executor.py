@@ -22,6 +22,8 @@ class StepExecutor:
         self.decode = decode
         self.last_plan: StepPlan | None = None
         """The plan that was launched last."""
+        self.speculative_steps = 0
+        """Decode steps that were launched with rows for drafts."""
 
     def launch(self, plan: StepPlan, between_layers: Callable[[], None] | None = None) -> StepHandle:
         """Launches a step. `between_layers` is called between the layers of a decode step that the host
@@ -29,6 +31,7 @@ class StepExecutor:
         caller and ignores it. Raises ValueError where the engine has no decode steps and the plan has."""
         handle = self._launch(plan, between_layers)
         self.last_plan = plan
+        self.speculative_steps += plan.decode is not None and plan.decode.drafts
         self.planner.launched(plan, self.planner.clock())
         return handle
 

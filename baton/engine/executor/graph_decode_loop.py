@@ -10,33 +10,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from baton.device.cuda_stream import TorchStream
 from baton.device.graphs import Graph, GraphStream
 from baton.device.host_memory import HostMemory
-from baton.device.stream import ComputeStream
+from baton.device.stream import ComputeStream, Event
+from baton.engine.decode.draft_rows import Propose, lookup_in
 from baton.engine.decode.gpu_pass import PassOptions
 from baton.engine.decode.graph_step import GraphStep
 from baton.engine.decode.joined_rows import JoinedDecodeRows
+from baton.engine.decode.lookahead_fill import LookaheadFill
+from baton.engine.decode.occupied_slots import OccupiedSlots, sizes_to_measure
 from baton.engine.decode.slot_state import SlotState
-from baton.engine.device_watchdog import DeviceWatchdog, StepTimes
+from baton.engine.device_watchdog import DeviceWatchdog
 from baton.engine.executor.decode_loop import DecodeLoop
+from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
-from baton.engine.plan.decode_rows import mixed_batches_up_to
+from baton.engine.plan.decode_rows import draft_batches_up_to, mixed_batches_up_to
 from baton.engine.plan.step_plan import DecodeRows
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.mask_board import SlotMask
+from baton.engine.speculation.lookahead_table import Output
+from baton.engine.speculation.size_times import StepSize
+from baton.perf_model.curve import Curve
 from baton.perf_model.step_costs import StepCosts
 
-if TYPE_CHECKING:
-    from baton.engine.forward.layer_program import JoinedRows
-
-# Steps end that near to where the typical one would, as a part of it; how soon the host looks again there.
+# Part of the typical step time before and after its end in which most steps end; the poll interval in there.
 _END_SPREAD, _NEAR_END_S = 1 / 8, 0.0001
 # Steps in a row by which a bucket is timed, beside one more, and how often that is tried.
 _TIMED, _TRIES = 4, 2
@@ -61,48 +64,95 @@ class GraphDecodeLoop(DecodeLoop):
         clock: Callable[[], float] = time.monotonic,
         *,
         mixes: bool = False,
+        propose: Propose | None = None,
+        adaptive: bool = False,
     ) -> None:
-        """`mixes`: whether steps may be part of prefill steps."""
-        self._queue = GraphStream(model.device)
-        self.step_state = GraphStep(model, cache, state, rings, memory, self._queue, options)
-        batches = mixed_batches_up_to(state.shape.rows) if mixes else []
+        """`mixes`: whether steps may be part of prefill steps. `propose`: see `DraftRows`; None: drafts are
+        looked up in the state's history, where it has one, and in its lookahead table. `adaptive`: see
+        `DecodeLoop`."""
+        propose = propose or lookup_in(state)
+        self._fill: LookaheadFill | None = None
+        if state.lookahead is not None and state.history is not None:
+            self._fill = LookaheadFill(state.lookahead, state.history)
+        self.queue = GraphStream(model.device)
+        self.step_state = GraphStep(model, cache, state, rings, memory, self.queue, options, propose)
+        batches = mixed_batches_up_to(state.shape.slots) if mixes else []
         mixed = [JoinedDecodeRows(self.step_state, batch) for batch in batches]
         shared = memory.memory
-        super().__init__(state, rings.mailbox(shared), rings.writer(shared), rings.positions(shared), mixed)
+        draft_batches = [] if propose is None else draft_batches_up_to(state.shape)
+        super().__init__(
+            state, rings.mailbox(shared), rings.writer(shared), rings.progress(shared), mixed, draft_batches,
+            adaptive=adaptive,
+        )  # fmt: skip
         self._clock = clock
         self._memory = memory  # registered while the graphs live
-        self._graphs = self.step_state.capture()
-        self._queue.drain()
-        self._times = StepTimes()
-        if self._queue.on_chip:
-            self._time_largest()
-            self.measured_costs = self.measure_costs(cache)
+        # By the rows of a batch: steps without drafts, and steps with some.
+        self.graphs = self.step_state.capture()
+        self.draft_graphs = self.step_state.capture_drafts(draft_batches)
+        self.queue.drain()
+        if self.queue.on_chip:
+            with self.step_state.pass_.all_rows_present():
+                # A step of the largest bucket with no slot active, so that an expected duration is known
+                # from the start.
+                self.times.add(self._run(self.graphs[self.shape.slots].samples, 1), steps=0)
+                self.measured_costs = self.measure_costs(cache)
         self._tail_when_full = -1
         # Whether a mask was written that no replay enqueued since is sure to see.
         self._mask_written = False
         self._watchdog = DeviceWatchdog(clock)
         self._began_at = clock()  # when the replay that runs could begin, at the earliest
-        self.steps.typical_s = self._times.typical_s
-        self._queue.drain()
+        self.steps.typical_s = self.times.typical_s
+        self.queue.drain()
         self.observe()
-
-    def _time_largest(self) -> None:
-        """Runs a step of the largest bucket with no slot active, so that an expected duration is known
-        from the start."""
-        self._times.add(self._run(self._graphs[self.shape.rows].samples, 1))
 
     def measure_costs(self, cache: KVCache) -> StepCosts:
         """Measures what steps cost by their sequences and contexts, before there is any."""
         by_rows = self.bucket_seconds()
-        batches = [self.shape.slots_of(rows) for rows in by_rows]
-        return StepCosts.of_batches(batches, list(by_rows.values()), self._measure_reading(cache))
+        if self.draft_graphs:
+            with_drafts = {rows: self.seconds_of(graph.simple) for rows, graph in self.draft_graphs.items()}
+            if self.steps.policy is not None:
+                self.size_times.measured(self._sized_seconds(cache, by_rows, with_drafts))
+            by_rows |= {rows: each for rows, each in with_drafts.items() if rows > self.shape.slots}
+        return StepCosts.of_batches(list(by_rows), list(by_rows.values()), self._measure_reading(cache))
 
     def bucket_seconds(self) -> dict[int, float]:
-        """Runs steps of each bucket that has room for a slot, with none active → seconds by rows: of all that
-        is computed but attention, whose time is that of reading KV. The best of a few tries, since a single
-        one that is disturbed would make all larger buckets look as slow."""
-        buckets = [rows for rows in sorted(self._graphs) if self.shape.slots_of(rows)]
-        return {rows: self._seconds_of(self._graphs[rows].simple) for rows in buckets}
+        """Runs steps of each bucket with no slot active, over random tokens → seconds by rows: of all that is
+        computed but attention, whose time is that of reading KV. Rows take experts only within
+        `DecodePass.all_rows_present`. The best of a few tries, since a single one that is
+        disturbed would make all larger buckets look as slow."""
+        return {rows: self.seconds_of(self.graphs[rows].simple) for rows in sorted(self.graphs)}
+
+    def _sized_seconds(
+        self, cache: KVCache, plain: dict[int, float], with_drafts: dict[int, float]
+    ) -> dict[StepSize, float]:
+        """Seconds of steps by rows and sequences, from those of steps without sequences: attention is added,
+        whose time depends on both. Plain steps of numbers of rows that no step with drafts has are taken to
+        have attention in between."""
+        slots = OccupiedSlots(self.step_state, self.state, cache, self.queue)
+        attention = {
+            rows: self._attention_seconds(slots, rows, [rows], drafts=False)[rows]
+            for rows in plain
+            if rows in with_drafts or rows in (1, self.shape.slots)
+        }
+        curve = Curve(tuple(attention), tuple(attention.values()))
+        seconds = {StepSize(rows, rows, False): each + curve.value(rows) for rows, each in plain.items()}
+        for rows, each in with_drafts.items():
+            sizes = sizes_to_measure(rows, self.shape)
+            for sequences, more in self._attention_seconds(slots, rows, sizes, drafts=True).items():
+                seconds[StepSize(rows, sequences, True)] = each + more
+        slots.clear()
+        return seconds
+
+    def _attention_seconds(
+        self, slots: OccupiedSlots, rows: int, sequences: list[int], *, drafts: bool
+    ) -> dict[int, float]:
+        """Seconds of all layers' attention by sequences, beyond those of a step without any."""
+        slots.occupy(rows, 0)  # a capture launches it with the rows that there are
+        graph, seconds = slots.attention(rows, drafts=drafts), dict[int, float]()
+        for count in (0, *sequences):
+            slots.occupy(rows, count)
+            seconds[count] = self.seconds_of(graph)
+        return {count: max(seconds[count] - seconds[0], 0.0) for count in sequences}
 
     def _measure_reading(self, cache: KVCache) -> float:
         """Seconds to read a token's KV, by a copy of zeros within the cache, which holds nothing yet. Layers
@@ -116,28 +166,28 @@ class GraphDecodeLoop(DecodeLoop):
         def copy() -> None:
             memory[:count].copy_(memory[count : 2 * count])
 
-        graph = self._queue.capture(copy)
-        byte_s = self._seconds_of(graph) / (2 * count)  # read and written
+        graph = self.queue.capture(copy)
+        byte_s = self.seconds_of(graph) / (2 * count)  # read and written
         groups = [cache.layout.groups[number] for number in full]
         return byte_s * sum(group.block_bytes / group.block_tokens for group in groups)
 
-    def _seconds_of(self, step: Graph) -> float:
+    def seconds_of(self, step: Graph) -> float:
         """Seconds of one of several steps in a row, without what it takes the host to begin: the best of a
         few tries."""
         one, several = (min(self._run(step, count) for _ in range(_TRIES)) for count in (1, 1 + _TIMED))
         return max(several - one, 0.0) / _TIMED
 
     def _run(self, step: Graph, count: int) -> float:
-        """Runs so many steps on an idle device → seconds until the last one has ended."""
+        """Runs `count` steps on an idle device → seconds until the last one has ended."""
         began = self._clock()
         for _ in range(count):
             step()
-        self._queue.drain()
+        self.queue.drain()
         return self._clock() - began
 
     @property
     def stream(self) -> ComputeStream | None:
-        steps = self._queue.stream
+        steps = self.queue.stream
         return None if steps is None else TorchStream(steps.device, steps)
 
     def write_masks(self, masks: Sequence[SlotMask]) -> None:
@@ -145,49 +195,48 @@ class GraphDecodeLoop(DecodeLoop):
         self._mask_written = True
 
     @property
-    def has_work(self) -> bool:
-        self.observe()
-        return bool(self._mailbox.pending) or self.steps.active > 0
-
-    @property
     def tokens_decoded(self) -> int:
         return int(self.ring.device_counters[1])
-
-    @property
-    def expected_step_s(self) -> float:
-        return self._times.expected_s
 
     @property
     def nap_s(self) -> float:
         # A quarter of a step, so that short steps do not leave the device idle until the host polls; shorter
         # around the expected end of the one that runs, which tokens and admissions wait for.
-        longest, typical = super().nap_s, self._times.typical_s
+        longest, typical = super().nap_s, self.times.typical_s
         if not typical:
             return longest
         longest, spread = min(longest, typical / 4), typical * _END_SPREAD
         left = self._began_at + typical - self._clock()
         return longest if left < -spread else min(longest, max(left - spread, _NEAR_END_S))
 
+    def _learn(self, output: Output) -> None:
+        assert self._fill is not None
+        self._fill.learn(output)
+
+    def take_reading(self, slot: int) -> Event | None:
+        return None if self._fill is None else self._fill.take_reading(slot)
+
     def device_hung(self) -> bool:
         self.observe()
         steps = self.steps
         return self._watchdog.look(
-            pending=steps.queued > 0, progress=steps.ended, expected_step_s=self._times.expected_s
+            pending=steps.queued > 0, progress=steps.ended, expected_step_s=self.expected_step_s
         )
 
     def launch(self, rows: DecodeRows, between_layers: Callable[[], None] | None = None) -> None:
-        self._prepare()
-        graphs = self._graphs[rows.batch]
+        self._prepare(rows)
+        graphs = (self.draft_graphs if rows.drafts else self.graphs)[rows.batch]
         (graphs.simple if rows.simple else graphs.samples)()
 
     def launch_mixed(self, rows: DecodeRows) -> JoinedRows | None:
-        self._prepare()
+        self._prepare(None)
         self.steps.mixed_at = self.steps.launched
         return self.mixed[rows.batch]
 
-    def _prepare(self) -> None:
-        """Does what comes before a replay is enqueued: reads the mailbox where nothing runs ahead of it."""
-        steps, masks = self.steps, self._state.sampler.masks
+    def _prepare(self, rows: DecodeRows | None) -> None:
+        """Does what comes before a replay is enqueued: reads the mailbox where nothing runs ahead of it.
+        `rows`: None: it is part of a prefill step."""
+        steps, masks = self.steps, self.state.sampler.masks
         if steps.queued == 0:
             tail = self.ring.tail
             if not self._has_room(tail):
@@ -195,7 +244,7 @@ class GraphDecodeLoop(DecodeLoop):
             self._began_at = self._clock()
             self.step_state.fetch()  # else what is posted would wait for a step that advances nothing
         self._mask_written &= not masks.arrived
-        steps.launched += 1
+        self._count_launch(rows)
 
     def observe(self) -> None:
         """Reads what the last step wrote at its end: its status word, whose two counts are truncated, and
@@ -208,8 +257,10 @@ class GraphDecodeLoop(DecodeLoop):
         if more := ended - steps.ended:
             now = self._clock()
             if ended <= steps.launched:  # else replays that no plan launched, at a start
-                self._times.add((now - self._began_at) / more)
-                steps.typical_s = self._times.typical_s
+                seconds = (now - self._began_at) / more
+                self.times.add(seconds, self.tokens_decoded, more)
+                steps.typical_s = self.times.typical_s
+                self._count_ended(more, seconds)
             self._began_at = now
         active = word & _ACTIVE_MASK
         steps.saw(
@@ -217,7 +268,7 @@ class GraphDecodeLoop(DecodeLoop):
             features=word >> kernels.STATUS_FEATURES.value & _FEATURES_MASK,
             applied=_continued(steps.applied, word >> kernels.STATUS_APPLIED.value),
             ended=ended,
-            moves=active > 0 and (rows != 0 or (self._mask_written and self._state.sampler.masks.arrived)),
+            moves=active > 0 and (rows != 0 or (self._mask_written and self.state.sampler.masks.arrived)),
         )
         if steps.queued == 0:
             tail = self.ring.tail
@@ -227,7 +278,7 @@ class GraphDecodeLoop(DecodeLoop):
         """Returns whether a step can advance, with nothing queued. One that cannot is run once, to be
         counted."""
         written = int(self.ring.device_counters[2]) - tail
-        return self.ring.capacity - written >= self.shape.words
+        return self.ring.capacity - written >= self.shape.least_words
 
 
 def _continued(before: int, truncated: int) -> int:

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,19 +21,17 @@ from baton.device.stream import ComputeStream, TimedEvent
 from baton.device.upload import put_values
 from baton.engine.device_watchdog import DeviceWatchdog
 from baton.engine.executor.step_handle import ChunkResult, PrefillHandle
+from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.plan.prefill_scheduler import PrefillScheduler
 from baton.engine.plan.prefill_state import PrefillState
 from baton.engine.plan.step_plan import Chunk, StepPlan, step_of
 from baton.engine.prefill.first_token import draw_first, first_logprobs, prompt_logprobs
 from baton.engine.prefill.prompt_pass import PromptPass
-
-if TYPE_CHECKING:
-    # Its module brings Triton, which a CPU worker needs not.
-    from baton.engine.forward.layer_program import JoinedRows
+from baton.engine.step_times import StepTimes
 
 # Assumed duration of a step before any was measured (mode `exact` on a GPU measures none at start-up).
 _UNMEASURED_STEP_S = 5.0
-# Of the time of a step with a decode step in it, the least part that counts as the prompts'.
+# Least part of the time of a mixed step that counts as the prompts'.
 _LEAST_PART = 0.1
 
 
@@ -66,9 +63,10 @@ class PrefillSteps:
         self._looked_ns = 0
         # The same by `clock`, and when the step that was finalized last ended, as far as is known.
         self._running_at = self._last_end = 0.0
-        # Time of steps on the device; without what decode steps would have taken that were part of them.
-        self.device_s = 0.0
-        self.host_s = 0.0  # and of the host, to launch them; on a CPU, to run them
+        self.times = StepTimes(clock)
+        """Durations of the steps that have ended, on the device; without what decode steps would have taken
+        that were part of them."""
+        self.host_s = 0.0  # of the host, to launch them; on a CPU, to run them
         self._under_way: deque[PrefillHandle] = deque()
         self._watchdog = DeviceWatchdog(clock)
         self._launched_s = 0.0  # what the step launched last should take
@@ -84,10 +82,12 @@ class PrefillSteps:
     def expected_step_s(self) -> float:
         """Predicted duration of the step that runs, or of the last one that ran, in seconds; 0 before any was
         measured."""
-        return self._predicted_s(self._under_way[0]) if self._under_way else self._launched_s
+        under_way = self.state.under_way
+        return self.scheduler.predicted_s(under_way[0]) if under_way else self._launched_s
 
     def device_hung(self) -> bool:
-        """Returns whether a step is under way and none ends (`DeviceWatchdog`); to be called once a turn."""
+        """Returns whether a step is under way and none ends (`DeviceWatchdog`); to be called once per
+        iteration."""
         expected_s = self.expected_step_s or _UNMEASURED_STEP_S
         return self._watchdog.look(
             pending=self.under_way, progress=self.steps_ended, expected_step_s=expected_s
@@ -99,14 +99,14 @@ class PrefillSteps:
         return self.state.ends_at - self._clock()
 
     def ending(self, within_s: float) -> tuple[list[Chunk], TimedEvent] | None:
-        """The chunks of the step that ends next and the event of its end, where that is expected within so
-        many seconds or is overdue; else None."""
+        """Returns the chunks of the step that ends next and the event of its end, if that is expected within
+        `within_s` or is overdue; else None."""
         if not self._under_way:
             return None
         first, *others = self._under_way
         if not self.scheduler.cost.unit_s:  # nothing has been measured
             return None
-        behind = sum(map(self._predicted_s, others))
+        behind = sum(self.scheduler.predicted_s(step.plan) for step in others)
         chunks = list(first.plan.chunks)
         return (chunks, first.end) if self.ends_in_s - behind < within_s else None
 
@@ -130,9 +130,9 @@ class PrefillSteps:
         self.host_s += self._clock() - now
         handle = PrefillHandle(plan, results, tokens, begun, end, self.state.ends_at)
         self._under_way.append(handle)
+        self.state.under_way.append(plan)
         if len(self._under_way) == 1:  # else the one that runs was polled before
             self._see_running()
-        self._update_state()
         return handle
 
     def await_end(self, most_s: float) -> bool:
@@ -156,12 +156,12 @@ class PrefillSteps:
         self._see_running()
         while self._under_way and self._under_way[0].end.query():
             step = self._under_way.popleft()
+            self.state.under_way.popleft()
             # The host may see it late: launching the next step, kernel by kernel, takes it some ms.
             self._last_end = min(self._running_at, max(ran_at, step.ends_at))
             self.steps_ended += 1
             self._unfinalized.append(step)
             results += self._results(step)
-        self._update_state()
         return results
 
     def finalize(self) -> None:
@@ -172,29 +172,21 @@ class PrefillSteps:
         for step in self._unfinalized:
             took = step.end.seconds_since(step.begun)
             took = max(took - step.plan.decode_s, _LEAST_PART * took)
-            self.device_s += took
             self.scheduler.cost.took(step.plan.runs, took, mixed=step.plan.is_mixed)
             for chunk in step.plan.chunks:
                 if not chunk.sequence.canary:
                     self.tokens_run += chunk.count
                     self.prompts_run += chunk.is_last
                 self.scheduler.computed(chunk)
+            self.times.add(took, self.tokens_run)
         self._unfinalized.clear()
         # The steps that are left run since that end, however long they were expected to wait.
-        self.state.ends_at = self._last_end + sum(map(self._predicted_s, self._under_way))
-        self._update_state()
+        self._expect_end(self._last_end)
 
-    def _update_state(self) -> None:
-        """Brings up to date what the planner reads of the steps that are under way."""
-        state, steps = self.state, self._under_way
-        state.under_way = len(steps)
-        state.last_mixed = bool(steps) and steps[-1].plan.is_mixed
-        state.first_s = self.expected_step_s
-
-    def _predicted_s(self, step: PrefillHandle) -> float:
-        """Predicted seconds of a step, by what has been measured since it was planned, too."""
-        plan = step.plan
-        return self.scheduler.cost.seconds_of_step(plan.runs, mixed=plan.is_mixed) + plan.decode_s
+    def _expect_end(self, after: float) -> None:
+        """Predicts when all steps that are under way will have ended, of which the oldest runs from `after`
+        on."""
+        self.state.ends_at = after + sum(map(self.scheduler.predicted_s, self.state.under_way))
 
     def _see_running(self) -> None:
         """Records when the oldest step that is under way is about to be polled."""
@@ -203,7 +195,7 @@ class PrefillSteps:
     def _see_begun(self) -> None:
         """Predicts the end of a step that had to wait for decode steps, once it runs."""
         if math.isinf(self.state.ends_at) and self._under_way and self._under_way[0].begun.query():
-            self.state.ends_at = self._clock() + sum(map(self._predicted_s, self._under_way))
+            self._expect_end(self._clock())
             if len(self._under_way) == 1:
                 self._under_way[0].ends_at = self.state.ends_at
 

@@ -1,9 +1,8 @@
-"""Steps that were launched."""
+"""Handles of steps that were launched."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -11,17 +10,6 @@ from baton.device.stream import TimedEvent
 from baton.engine.plan.decode_state import DecodeState
 from baton.engine.plan.step_plan import Chunk, StepPlan
 from baton.engine.shared_memory.logprob_records import Logprobs
-
-
-class StepHandle(Protocol):
-    """A step that was launched. What it computed is taken from its owner once it has ended: `PrefillSteps`,
-    and the output ring."""
-
-    @property
-    def plan(self) -> StepPlan: ...
-
-    def ended(self) -> bool:
-        """Returns whether all of it has run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +21,7 @@ class DecodeHandle:
     number: int
 
     def ended(self) -> bool:
+        """Returns whether all of it has run."""
         return self.state.ended >= self.number
 
 
@@ -71,4 +60,10 @@ class PrefillHandle:
     ends_at: float
 
     def ended(self) -> bool:
+        """Returns whether all of it has run."""
         return self.end.query()
+
+
+StepHandle = DecodeHandle | PrefillHandle
+"""A step that was launched. What it computed is taken from its owner once it has ended: `PrefillSteps`, and
+the output ring."""

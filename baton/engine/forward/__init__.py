@@ -1,3 +1,3 @@
-"""What prefill and decode share of a forward pass on a GPU: the layer program, its workspace, and matrix
-products by measured kernel choices. Imported by the GPU passes of `prefill` and `decode`, and by
+"""The parts of a forward pass on a GPU that prefill and decode share: the layer program, its workspace, and
+matrix products by measured kernel choices. Imported by the GPU passes of `prefill` and `decode`, and by
 benchmarks."""

@@ -9,46 +9,23 @@ products.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from torch import Tensor
 
 from baton.engine.forward.layers.attention import Attend, run_attention
+from baton.engine.forward.layers.experts import run_experts
 from baton.engine.forward.layers.linear import Gemm
 from baton.engine.forward.layers.mlp import run_dense_mlp
 from baton.engine.forward.workspace import Workspace
 from baton.engine.kernels.gpu.attention.items import Heads
 from baton.engine.kernels.gpu.step.row_ops import embed, rotary_rows
-from baton.engine.model.layers.attention import Attention
+from baton.engine.model.layers.experts import ExpertsMlp
 from baton.engine.model.layers.mlp import DenseMlp
 from baton.engine.model.modules import Model
 
 
-class JoinedRows(Protocol):
-    """Rows of another step that share a pass: its products are of the rows of both, all else is launched by
-    each for its own. `rows`: how many they are. The pass calls `begin`, for each layer `attend`, then `end`;
-    `workspace` has these rows first."""
-
-    rows: int
-
-    def begin(self, workspace: Workspace) -> None:
-        """Launches what comes before the layers, and the embedding."""
-
-    def attend(self, attention: Attention, workspace: Workspace) -> None:
-        """Launches a layer's attention, from `qkv` into `attn_out`."""
-
-    def end(self, workspace: Workspace) -> None:
-        """Launches what comes after the layers, from `hidden`."""
-
-
-def row_count(joined: JoinedRows | None) -> int:
-    """0 where no rows join."""
-    return 0 if joined is None else joined.rows
-
-
 def embed_rows(model: Model, workspace: Workspace, rows: int, token: Tensor, position: Tensor) -> None:
-    """token, position [rows] int32 → the workspace's `hidden` and rotary tables; a token of -1 is a row
-    of zeros."""
+    """Looks up a step's tokens: token, position [rows] int32 → the workspace's `hidden` and rotary tables; a
+    token of -1 is a row of zeros."""
     first, *others = model.ropes
     embed(
         workspace.hidden[:rows], workspace.rotary(rows, 0), token, position,
@@ -59,13 +36,17 @@ def embed_rows(model: Model, workspace: Workspace, rows: int, token: Tensor, pos
 
 
 def run_layers(model: Model, workspace: Workspace, rows: int, attend: Attend, gemm: Gemm) -> None:
-    """Launches all layers over the first `rows` rows of the workspace's `hidden`, in place."""
+    """Launches all layers over the first `rows` rows of the workspace's `hidden`, in place. Which of them
+    hold a token stands in `workspace.experts`, where the model has any."""
     hidden, qkv, inner = workspace.hidden[:rows], workspace.qkv[:rows], workspace.inner[:rows]
     for layer in model.layers:
         run_attention(gemm, layer.attention, hidden, qkv, attend)
         match layer.mlp:
             case DenseMlp():
                 run_dense_mlp(gemm, layer.mlp, hidden, inner)
+            case ExpertsMlp():
+                assert workspace.experts is not None
+                run_experts(workspace.experts, layer.mlp, hidden)
 
 
 def attention_heads(model: Model) -> list[Heads]:

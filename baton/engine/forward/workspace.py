@@ -7,6 +7,8 @@ from copy import copy
 import torch
 from torch import Tensor
 
+from baton.engine.forward.layers.experts import ExpertsSpace
+from baton.engine.model.layers.mlp import DenseMlp
 from baton.engine.model.modules import Model
 
 
@@ -14,8 +16,8 @@ class Workspace:
     """Activations of up to R rows.
 
     `hidden` [R, hidden]: the residual stream. `qkv` [R, (heads + 2 kv heads) · dim] and `attn_out` [R, heads
-    · dim] may have further rows behind them. `inner` [R, inner width of the
-    widest MLP].
+    · dim] may have further rows behind them. `inner` [R, inner width of the widest dense MLP]. `experts`:
+    what mixtures need; None for a model without any.
     """
 
     def __init__(self, model: Model, rows: int, *, more_qkv: int = 0, more_attn_out: int = 0) -> None:
@@ -30,7 +32,9 @@ class Workspace:
         self.hidden = buffer(config.hidden_size)
         self.qkv = buffer(query_width + 2 * key_width, rows + more_qkv)
         self.attn_out = buffer(query_width, rows + more_attn_out)
-        self.inner = buffer(max(layer.mlp.inner_width for layer in model.layers))
+        dense = [each.mlp.inner_width for each in model.layers if isinstance(each.mlp, DenseMlp)]
+        self.inner = buffer(max(dense, default=0))
+        self.experts = ExpertsSpace.of(model, rows)
         self._rotary = [
             (buffer(half, dtype=torch.float32), buffer(half, dtype=torch.float32)) for _ in model.ropes
         ]
@@ -45,6 +49,7 @@ class Workspace:
         rows = copy(self)
         rows.hidden, rows.qkv = self.hidden[first:], self.qkv[first:]
         rows.attn_out, rows.inner = self.attn_out[first:], self.inner[first:]
+        rows.experts = self.experts and self.experts.behind(first)
         rows._rotary = [(cos[first:], sin[first:]) for cos, sin in self._rotary]
         return rows
 

@@ -87,8 +87,8 @@ Choice = (
 
 @dataclass(frozen=True, slots=True)
 class ProductKey:
-    """What a choice depends on: the product's name, the rows of x, W's shape [n, k], W's format
-    (`Linear.format`) and the dtype of x as torch spells it."""
+    """The key of a choice: the product's name, the rows of x, W's shape [n, k], W's format (`Linear.format`)
+    and the dtype of x as torch spells it."""
 
     product: str
     rows: int
@@ -104,5 +104,5 @@ class ProductKey:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """torch.bfloat16 → "bfloat16"."""
+    """Returns a dtype's name without torch's prefix: torch.bfloat16 → "bfloat16"."""
     return str(dtype).removeprefix("torch.")

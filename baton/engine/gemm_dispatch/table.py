@@ -9,7 +9,7 @@
 where `rows` is the bucket, n and k are the shape of W, and "dtype" is that of W and x; where W is quantised
 there are "weight_dtype", its format's name, and "act_dtype" instead. A bucket takes the entry of its own
 rows, else that of the power of two above; 17 to 24 rows, 33 to 48 and so on take that of 24, 48, 96 or 192
-before it. `python -m bench.decode.tune_products` makes the repository's tables; a worker's start keeps what
+before it. `python -m bench.decode products` makes the repository's tables; a worker's start keeps what
 it measures in a file of the same form, beside the compiled kernels.
 """
 
@@ -54,9 +54,9 @@ _KINDS: dict[str, type[Choice]] = {
     "digits": DigitsTuning,
     "w8a8-rows": RowCodesTuning,
 }
-# Those in CUDA C++, for Hopper.
+# Kinds of kernels in CUDA C++, for Hopper.
 _IN_CUDA = ("wide", "streamed")
-# Mode `exact`: whatever the rows, so that a row's sums are made in one order.
+# Tiles of mode `exact` for every number of rows, so that the order of a row's sums is fixed.
 EXACT = SkinnyTuning(rows=16, columns=64, width=64, splits=1, stages=4)
 EXACT_QUANTIZED = SkinnyTuning(rows=16, columns=64, width=128, splits=1, stages=4)
 _MOST_SKINNY_ROWS = 64
@@ -70,7 +70,7 @@ _KERNELS = Path(__file__).parents[1] / "kernels" / "gpu" / "gemm"
 
 
 def entry_of(key: ProductKey, choice: Choice, microseconds: float) -> dict[str, Any]:
-    """One element of a table's file."""
+    """Returns the element of a table's file for one choice."""
     kind = next(name for name, cls in _KINDS.items() if type(choice) is cls)
     named = asdict(key)
     if key.weight_dtype == key.act_dtype:
@@ -112,7 +112,7 @@ class ProductTable:
         return cls([*shipped_entries(name), *measured], exact=exact, similar=other)
 
     def knows(self, key: ProductKey) -> bool:
-        """Whether there is a measured choice for this very shape, or none is needed."""
+        """True if there is a measured choice for this very shape, or none is needed."""
         return self._exact or self._measured(key) is not None
 
     def choice(self, key: ProductKey) -> Choice:
@@ -154,9 +154,9 @@ def shipped_entries(gpu_name: str) -> list[dict[str, Any]]:
 
 
 def tuned_file(gpu_name: str) -> Path:
-    """Where this machine keeps what it has measured with these kernels on that GPU.
+    """Returns the file in which this machine keeps what it measured with these kernels on that GPU.
 
-    OSError where the folder of compiled kernels cannot be written.
+    Raises OSError if the folder of compiled kernels cannot be written.
     """
     return kernel_cache() / "baton-products" / f"{file_stem(gpu_name)}-{_kernels_digest()}.json"
 
@@ -176,17 +176,17 @@ def _choices(entries: Sequence[dict[str, Any]]) -> dict[ProductKey, Choice]:
 
 
 def _alike(key: ProductKey, other: ProductKey, rows: int) -> bool:
-    """Whether both are of one product and of the same dtypes, and `other` of `rows` rows."""
+    """True if both are of one product and of the same dtypes, and `other` of `rows` rows."""
     return other == replace(key, rows=rows, n=other.n, k=other.k)
 
 
 def _distance(key: ProductKey, other: ProductKey) -> float:
-    """How far apart two shapes are: the larger of the logarithms of their sides' ratios."""
+    """Distance of two shapes: the larger of the logarithms of their sides' ratios."""
     return max(abs(math.log(key.n / other.n)), abs(math.log(key.k / other.k)))
 
 
 def file_stem(gpu_name: str) -> str:
-    """ "NVIDIA H100 80GB HBM3" → "nvidia-h100-80gb-hbm3"."""
+    """Returns the name of a GPU's file: "NVIDIA H100 80GB HBM3" → "nvidia-h100-80gb-hbm3"."""
     return "-".join(gpu_name.lower().split())
 
 

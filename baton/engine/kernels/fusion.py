@@ -1,5 +1,5 @@
-"""What the kernel of a matrix product fuses: an RMSNorm of its input, and an epilogue on its output. Imports
-no Triton, so that a model can be described where no kernel runs."""
+"""The operations that the kernel of a matrix product fuses: an RMSNorm of its input, and an epilogue on its
+output. Imports no Triton, so that a model can be described where no kernel runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Epilogue(IntEnum):
-    """How a product's sums become its output; kernels take the value as a constant."""
+    """The function from a product's sums to its output; kernels take the value as a constant."""
 
     PLAIN = 0
     RESIDUAL = 1  # added to what the output holds
@@ -19,7 +19,7 @@ class Epilogue(IntEnum):
 
     @property
     def gated(self) -> bool:
-        """Whether the output is half as wide as the weight has rows."""
+        """True if the output is half as wide as the weight has rows."""
         return self in (Epilogue.SWIGLU, Epilogue.GEGLU)
 
 

@@ -43,8 +43,8 @@ class QuantizedWeight:
         )
 
     def randomize_(self) -> None:
-        """Random codes, with scales by which products with rows of unit variance have about unit variance.
-        For measurements."""
+        """Fills in random codes, with scales by which products with rows of unit variance have about unit
+        variance. For measurements."""
         codes = self.codes.view(torch.uint8)
         codes.random_(0, 256)
         if self.format.codes == "fp8":  # up to 1.875, of either sign: no NaN
@@ -71,8 +71,13 @@ class QuantizedWeight:
         """Codes, scales, and zeros where there are some."""
         return [self.codes, self.scales] if self.zeros is None else [self.codes, self.scales, self.zeros]
 
+    def rows(self, first: int, count: int) -> QuantizedWeight:
+        """A view of `count` rows. Raises ValueError where they are not whole blocks of scales."""
+        return self.split([first, count, self.shape[0] - first - count])[1]
+
     def split(self, rows: Sequence[int]) -> list[QuantizedWeight]:
-        """Views of so many rows each. Raises ValueError where a block of scales would be divided."""
+        """Returns one view for each count of `rows`, in order. Raises ValueError if a block of scales would
+        be divided."""
         each = self.format.scale_rows
         if any(count % each for count in rows[:-1]):
             raise ValueError(f"rows {list(rows)} divide blocks of {each}")
@@ -83,6 +88,31 @@ class QuantizedWeight:
             replace(self, codes=code, scales=scale, zeros=zero)
             for code, scale, zero in zip(codes, scales, zeros, strict=True)
         ]
+
+    def part(self, rows: Sequence[range], columns: range | None = None) -> QuantizedWeight:
+        """A copy of runs of rows one behind another, and of each row the `columns`; None: all of them.
+        Raises ValueError where a block of scales would be divided, and for columns of int4, whose codes lie
+        in pairs."""
+        high, wide = self.format.scale_rows, self.format.scale_columns
+        for run in rows:
+            _check_whole("rows", run, high, self.shape[0])
+        scales = [range(run.start // high, -(-run.stop // high)) for run in rows]
+        mine = replace(
+            self,
+            codes=_runs(self.codes.view(torch.uint8), rows).view(self.codes.dtype),
+            scales=_runs(self.scales, scales),
+            zeros=None if self.zeros is None else _runs(self.zeros, scales),
+        )
+        if columns is None:
+            return mine
+        if self.format.codes == "int4":
+            raise ValueError(f"columns {columns.start} to {columns.stop} of int4 cannot be taken apart")
+        _check_whole("columns", columns, wide or 1, self.columns)
+        codes = mine.codes.view(torch.uint8)[:, columns.start : columns.stop].contiguous()
+        groups = mine.scales[:, columns.start // wide : -(-columns.stop // wide)] if wide else mine.scales
+        return replace(
+            mine, columns=len(columns), codes=codes.view(mine.codes.dtype), scales=groups.contiguous()
+        )
 
     def copy_(self, other: QuantizedWeight) -> None:
         """Takes the other's values, which has the same shape and format."""
@@ -107,18 +137,18 @@ class QuantizedWeight:
         codes = mine.codes.view(torch.uint8)[order].view(mine.codes.dtype)
         return replace(mine, codes=codes, scales=mine.scales[order], zeros=zeros)
 
-    def dequantized(self, dtype: torch.dtype) -> Tensor:
-        """W [N, K]: computed in float32, then rounded to the dtype. Takes little memory beside the result."""
+    def dequantized(self, dtype: torch.dtype, elements_at_once: int = _ELEMENTS_AT_ONCE) -> Tensor:
+        """W [N, K]: computed in float32, `elements_at_once` or a row at a time, then rounded to the dtype."""
         out = torch.empty(self.shape, dtype=dtype, device=self.device)
         each = self.format.scale_rows
-        rows = max(1, _ELEMENTS_AT_ONCE // (self.columns * each)) * each
+        rows = max(1, elements_at_once // (self.columns * each)) * each
         sizes = [min(rows, self.shape[0] - start) for start in range(0, self.shape[0], rows)]
         for place, part in zip(torch.split(out, sizes), self.split(sizes), strict=True):
             place.copy_(part._values())
         return out
 
     def _values(self) -> Tensor:
-        """W in float32."""
+        """The whole matrix W in float32."""
         rows, columns = self.shape
         scales = self._of_elements(self.scales.repeat_interleave(self.format.scale_rows, 0)[:rows])
         if self.format.codes != "int4":
@@ -132,6 +162,15 @@ class QuantizedWeight:
         if not self.format.scale_columns:
             return groups
         return groups.repeat_interleave(self.format.scale_columns, 1)[:, : self.columns]
+
+
+def _runs(tensor: Tensor, rows: Sequence[range]) -> Tensor:
+    return torch.cat([tensor[run.start : run.stop] for run in rows])
+
+
+def _check_whole(kind: str, run: range, each: int, size: int) -> None:
+    if run.start % each or (run.stop % each and run.stop != size):
+        raise ValueError(f"{kind} {run.start} to {run.stop} divide blocks of {each}")
 
 
 Weight = Tensor | QuantizedWeight

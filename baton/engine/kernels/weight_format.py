@@ -1,4 +1,4 @@
-"""How the engine holds a weight matrix in fewer bits. Torch-free.
+"""The formats in which the engine holds a weight matrix in fewer bits. Torch-free.
 
     W[n, k] = (code[n, k] - zero[n, k]) · scale[n // scale rows, k // scale columns]
 
@@ -26,8 +26,8 @@ SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """`scale_rows`, `scale_columns`: the rows and columns of W that share a scale; 0 columns: all of them.
-    `zeros`: whether each group has a zero of its own; int4 alone."""
+    """A format of few bits. `scale_rows`, `scale_columns`: the rows and columns of W that share a scale; 0
+    columns: all of them. `zeros`: whether each group has a zero of its own; int4 alone."""
 
     codes: Codes
     scale_rows: int = 1
@@ -36,7 +36,8 @@ class WeightFormat:
 
     @property
     def name(self) -> str:
-        """For keys of tables, logs and `baton status`: fp8, fp8-128x128, int8, int4-g128, int4-g128-zeros."""
+        """The format's name in keys of tables, logs and `baton status`: fp8, fp8-128x128, int8, int4-g128,
+        int4-g128-zeros."""
         if self.scale_rows > 1:
             return f"{self.codes}-{self.scale_rows}x{self.scale_columns}"
         group = f"-g{self.scale_columns}" if self.scale_columns else ""

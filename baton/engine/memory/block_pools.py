@@ -23,7 +23,7 @@ class BlockPools:
         return tuple(group.blocks_for(tokens) for group in self.layout.groups)
 
     def fits_ever(self, tokens: int) -> bool:
-        """Whether an empty pool would hold `tokens` tokens."""
+        """True if an empty pool would hold `tokens` tokens."""
         return all(n <= pool.total for n, pool in zip(self.counts_for(tokens), self.pools, strict=True))
 
     @property
@@ -89,7 +89,8 @@ class BlockPools:
         return sum(pool.pinned for pool in self.pools)
 
     def check_integrity(self, owned: Iterable[BlockTables]) -> None:
-        """`BlockPool.check_integrity` over all groups, for the tables of every live sequence and ticket."""
+        """Checks `BlockPool.check_integrity` over all groups, for the tables of every live sequence and
+        ticket."""
         by_group: list[list[int]] = [[] for _ in self.pools]
         for tables in owned:
             for blocks, mine in zip(tables, by_group, strict=True):

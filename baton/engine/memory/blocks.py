@@ -1,4 +1,4 @@
-"""Who holds which KV block: reference counts of every cache group's blocks. Torch-free.
+"""The owners of KV blocks: reference counts of every cache group's blocks. Torch-free.
 
     free ──allocate──▶ held (references ≥ 1) ──release to 0──▶ free, or idle where its contents are kept
                         │  ▲                                    └─ evicted where a block is needed ─▶ free
@@ -80,19 +80,19 @@ class BlockPool:
                 self._free.append(block)
 
     def keep(self, block: int) -> None:
-        """A held block's contents outlive its references."""
+        """Keeps a held block's contents after its last reference."""
         if self._references[block] < 1:
             raise ValueError(f"block {block} is free and cannot be kept")
         self.kept.add(block)
 
     def retain_kept(self, block: int) -> None:
-        """`retain` that an idle block may be given, too."""
+        """Takes a reference like `retain`, of a block that may be idle, too."""
         if block not in self.kept:
             raise ValueError(f"the contents of block {block} are not kept")
         self._references[block] += 1
 
     def free_kept(self, block: int) -> None:
-        """An idle block is free."""
+        """Frees an idle block and its contents."""
         if block not in self.kept or self._references[block]:
             raise ValueError(f"block {block} is not idle")
         self.kept.remove(block)

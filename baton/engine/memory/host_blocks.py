@@ -15,7 +15,7 @@ import torch
 from baton.device.cuda_stream import compute_stream
 from baton.device.stream import Event
 from baton.engine.memory.blocks import BlockTables
-from baton.engine.memory.kv_cache import KVCache
+from baton.engine.memory.kv_cache import BlockMemory
 
 Saved = NewType("Saved", BlockTables)
 """Indices in host memory of one sequence's blocks, in token order, by cache group."""
@@ -24,8 +24,8 @@ Saved = NewType("Saved", BlockTables)
 class HostBlocks:
     """Room for as many blocks of every cache group as fit into `budget` bytes; all calls from one thread."""
 
-    def __init__(self, cache: KVCache, budget: int) -> None:
-        device = cache.groups[0].device
+    def __init__(self, cache: BlockMemory, budget: int) -> None:
+        device = cache.device
         count = budget // sum(group.block_bytes for group in cache.layout.groups)
         on_gpu = device.type == "cuda"
         self._cache = cache
@@ -42,7 +42,7 @@ class HostBlocks:
         return min(map(len, self._free))
 
     def fits(self, tables: BlockTables) -> bool:
-        """Whether there is room for these blocks."""
+        """True if there is room for these blocks."""
         return all(len(blocks) <= len(free) for blocks, free in zip(tables, self._free, strict=True))
 
     def save(self, tables: BlockTables) -> tuple[Saved, Event]:
@@ -81,7 +81,8 @@ class HostBlocks:
         with self._stream.activate():  # the copy is ordered after writes that were enqueued before
             for group, room in enumerate(self._room):
                 for place, block in zip(places[group], tables[group], strict=False):
-                    here, there = room[place], self._cache.block_bytes_view(group, block)
-                    target, source = (there, here) if inward else (here, there)
-                    target.copy_(source, non_blocking=True)
+                    if inward:
+                        self._cache.put(group, block, 0, room[place], non_blocking=True)
+                    else:
+                        room[place].copy_(self._cache.block(group, block), non_blocking=True)
             return self._stream.record_event()

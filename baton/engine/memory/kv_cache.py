@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,8 +12,45 @@ from torch import Tensor
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 
 
-class KVCache:
-    """The blocks of every cache group, zeroed. All three are views of one memory, by cache group:
+class BlockMemory(ABC):
+    """The memory of a worker's KV blocks, in bytes as one device would have them: what a handoff, the prefix
+    cache's tiers and sequences that are swapped out take and bring. `layout`: with all heads; `device`: the
+    first one."""
+
+    layout: Layout
+    device: torch.device
+
+    @property
+    @abstractmethod
+    def ranks(self) -> Sequence[KVCache]:
+        """The memory of each device."""
+
+    @abstractmethod
+    def block(self, group: int, block: int) -> Tensor:
+        """The block's bytes, uint8 [block bytes] on `device`: a view of the memory, or a copy."""
+
+    @abstractmethod
+    def put(self, group: int, block: int, offset: int, data: Tensor, *, non_blocking: bool = False) -> None:
+        """Copies `data`, uint8 on any device, into a block from its byte `offset` on. `non_blocking`: `data`
+        stays as it is until the stream's work has ended."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks on all devices."""
+        return sum(pool.nbytes for cache in self.ranks for pool in cache.storage)
+
+    def read_block(self, group: int, block: int, offset: int, length: int) -> memoryview:
+        """Bytes of a block on the host: a view of them or a copy."""
+        return self.block(group, block)[offset : offset + length].cpu().numpy().data
+
+    def write_block(self, group: int, block: int, offset: int, data: memoryview) -> None:
+        """Copies host bytes into a block; done when it returns."""
+        source = np.frombuffer(data, dtype=np.uint8)
+        self.put(group, block, offset, torch.from_numpy(source.copy()))
+
+
+class KVCache(BlockMemory):
+    """The blocks of every cache group on one device, zeroed; three views of one memory, by cache group:
 
     `storage[i]` uint8 [blocks, block bytes]: a block is one run of bytes, which is what a handoff ships.
     `groups[i]` [blocks, layers, planes, kv heads, block tokens, dim]: K and V, or their codes.
@@ -31,30 +69,34 @@ class KVCache:
             torch.zeros(count, group.block_bytes, dtype=torch.uint8, device=device)
             for group, count in zip(layout.groups, counts, strict=True)
         ]
-        views = [_views(group, pool) for group, pool in zip(layout.groups, self.storage, strict=True)]
+        self.device = self.storage[0].device
+        views = [views_of(group, pool) for group, pool in zip(layout.groups, self.storage, strict=True)]
         self.groups: list[Tensor] = [values for values, _ in views]
         self.scales: list[Tensor | None] = [scales for _, scales in views]
 
-    def block_bytes_view(self, group: int, block: int) -> Tensor:
-        """The block as a 1-D uint8 view of `block_bytes` bytes; writing to it writes the cache."""
+    @property
+    def ranks(self) -> Sequence[KVCache]:
+        """The cache itself: a stored reference would keep its memory until garbage is collected."""
+        return (self,)
+
+    def block(self, group: int, block: int) -> Tensor:
+        """A view of the block's bytes; writing to it writes the cache."""
         return self.storage[group][block]
 
-    def read_block(self, group: int, block: int, offset: int, length: int) -> memoryview:
-        """Bytes of a block on the host: a view of them on a CPU, a copy from any other device."""
-        return self.block_bytes_view(group, block)[offset : offset + length].cpu().numpy().data
+    def put(self, group: int, block: int, offset: int, data: Tensor, *, non_blocking: bool = False) -> None:
+        self.block(group, block)[offset : offset + len(data)].copy_(data, non_blocking=non_blocking)
 
     def write_block(self, group: int, block: int, offset: int, data: memoryview) -> None:
-        """Copies host bytes into a block; done when it returns."""
-        place = self.block_bytes_view(group, block)[offset : offset + len(data)]
-        source = np.frombuffer(data, dtype=np.uint8)
-        if place.device.type == "cpu":
-            place.numpy()[:] = source
+        if self.device.type == "cpu":  # without a copy in between
+            place = self.block(group, block)[offset : offset + len(data)]
+            place.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
         else:
-            place.copy_(torch.from_numpy(source.copy()))
+            super().write_block(group, block, offset, data)
 
 
-def _views(group: CacheGroup, storage: Tensor) -> tuple[Tensor, Tensor | None]:
-    """`groups` and `scales` of one cache group. Raises ValueError where its planes have several shapes."""
+def views_of(group: CacheGroup, storage: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Returns `groups` and `scales` of one cache group. Raises ValueError where its planes have several
+    shapes."""
     planes = list(group.plane_offsets())
     if not group.quantised:
         return _view(group, storage, planes), None

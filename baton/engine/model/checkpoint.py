@@ -54,7 +54,7 @@ def checkpoint_digest(config: ModelConfig, folder: str | Path) -> bytes:
 
 
 def read_headers(config: ModelConfig, folder: Path) -> dict[str, StoredTensor]:
-    """Where the folder's files keep the model's tensors, by name and file by file; those that are checked and
+    """Finds the model's tensors in the folder's files, by name and file by file; those that are checked and
     not read among them."""
     expected = {one.name: one for spec in tensor_specs(config) for one in _expected(config, spec)}
     ignored: tuple[str, ...] = _IGNORED_SUFFIXES

@@ -15,7 +15,6 @@ from baton.engine.kernels.quantized_weight import Weight
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.layers.layer import build_layer
 from baton.engine.model.layers.linear import Linear, Product, Tensors
-from baton.engine.model.layers.residual import Residual
 from baton.engine.model.rope import RopeTable
 from baton.engine.model.tensors import EMBEDDING, HEAD
 from baton.engine.model.weights import packed
@@ -24,8 +23,9 @@ from baton.model_spec.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """`weights`: of embedding, head and matrices that are not quantised; `activations`: of what layers pass
-    on, biases and norms; `cache`: of keys and values, or float8_e4m3fn where they are quantised."""
+    """Dtypes of a model. `weights`: of embedding, head and matrices that are not quantised; `activations`: of
+    what layers pass on, biases and norms; `cache`: of keys and values, or float8_e4m3fn where they are
+    quantised."""
 
     weights: torch.dtype
     activations: torch.dtype
@@ -65,7 +65,8 @@ class Model:
         self.layers = [build_layer(tensors, i, *place[i]) for i in range(config.num_layers)]
         self.embedding = tensors.dense(EMBEDDING)
         self.norm = tensors.norm("model.norm")
-        head = tensors.weights.get(HEAD, self.embedding)
+        rows = config.head_rows
+        head = tensors.weights.get(HEAD, self.embedding[rows.start : rows.stop])
         self.head = Product("head", Linear(head, None), norm=self.norm)
         self.ropes = [RopeTable(rope, config.head_dim, self.device) for rope in config.ropes]
         scale = torch.tensor(config.embedding_scale, dtype=torch.float32)
@@ -76,12 +77,6 @@ class Model:
         for layer in self.layers:
             yield from layer.products()
         yield self.head
-
-    def residuals(self) -> Iterator[Residual]:
-        """How each layer's attention and MLP join the residual stream."""
-        for layer in self.layers:
-            yield layer.attention.residual
-            yield layer.mlp.residual
 
     def product_kinds(self) -> list[Product]:
         """One product for each distinct name, shape, format and presence of a bias, in the order of

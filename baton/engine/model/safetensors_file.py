@@ -1,4 +1,4 @@
-"""Where a safetensors file keeps its tensors: its header, read and checked, and no byte of data.
+"""Reads and checks a safetensors file's header, which says where its tensors are, and no byte of data.
 
 The format: 8 bytes, little-endian, the header's length; the header, a JSON object of names with `dtype`,
 `shape` and `data_offsets` [begin, end) counted from the header's end; then the data.

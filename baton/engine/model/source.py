@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, or a hub id where there is a network. Torch-free."""
+"""Resolves a model's name: a folder, or a hub id where there is a network. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which of a model's matrices the checkpoint and the engine keep in fewer bits, and how. Torch-free."""
+"""Decides which of a model's matrices the checkpoint and the engine keep in fewer bits, and how.
+Torch-free."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ _WEIGHT = ".weight"
 
 
 def stored_format(config: ModelConfig, spec: TensorSpec) -> StoredFormat | None:
-    """How the checkpoint stores a tensor in fewer bits; None: as it is."""
-    if config.quantization is None or len(spec.shape) != 2 or spec.name == EMBEDDING:
+    """Format in which the checkpoint stores a tensor in fewer bits; None: it is not quantised."""
+    if config.quantization is None or len(spec.shape) != 2 or spec.name == EMBEDDING or spec.keeps_dtype:
         return None
     return config.quantization.stored(spec.name.removesuffix(_WEIGHT))
 
@@ -29,8 +30,10 @@ def weight_formats(
     `quantization`: one of FORMATS, for the layers' matrices of a checkpoint that is not quantised, and with
     `quantize_head` for the head; one that is tied to the embedding gets a matrix of its own.
     Projections that the engine multiplies as one matrix, but that are stored differently, are kept at full
-    width. Raises BatonError(INVALID) for a quantised checkpoint with `quantization`.
+    width. Raises BatonError(INVALID) for a quantised checkpoint with `quantization`, and for experts in int8.
     """
+    if config.experts is not None and quantization == "int8":
+        raise _int8_experts("quantization int8")
     if config.quantization is not None and quantization is not None:
         raise BatonError(
             ErrorKind.INVALID,
@@ -44,13 +47,15 @@ def weight_formats(
     if quantize_head and quantization is not None:
         formats[HEAD] = FORMATS[quantization]
     for key, parts in packs.items():
-        if quantization is not None and in_layers(parts[0]):
+        if quantization is not None and in_layers(parts[0]) and not parts[0].keeps_dtype:
             formats[key] = FORMATS[quantization]
             continue
         if key in formats:
             continue
         stored = [stored_format(config, part) for part in parts]
         found = {one.format for one in stored if one is not None}
+        if parts[0].expert is not None and any(one.codes == "int8" for one in found):
+            raise _int8_experts(f"quantization_config: {key} in int8")
         if None not in stored and len(found) == 1:
             formats[key] = _pack_format(found.pop(), parts)
     return formats
@@ -61,6 +66,11 @@ def format_name(formats: dict[str, WeightFormat], dtype: str) -> str:
     `+head` where the head is among them."""
     names = ",".join(sorted({one.name for one in formats.values()}))
     return (f"{names}+head" if HEAD in formats else names) or dtype
+
+
+def _int8_experts(what: str) -> BatonError:
+    text = f"{what} is not supported for mixtures of experts (supported: fp8, int4)"
+    return BatonError(ErrorKind.INVALID, text)
 
 
 def _pack_format(part_format: WeightFormat, parts: Sequence[TensorSpec]) -> WeightFormat:

@@ -1,6 +1,6 @@
 """Reads a checkpoint's bytes to where its tensors belong, by a few threads at once.
 
-    file ─ pread ─▶ a thread's buffer (pinned) ─ copy engine ─▶ the tensor's place, cast there
+    file ─ pread ─▶ a thread's buffer (pinned) ─ copy engine ─▶ the tensor's places, cast there
 
 Each thread owns one buffer and takes the next piece of the files whenever it is free, so that reading and
 copying overlap, and the host holds no more of a checkpoint than the buffers. The threads end with the call.
@@ -9,16 +9,19 @@ copying overlap, and the host holds no more of a checkpoint than the buffers. Th
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from baton.device.upload import UploadBuffer
+from baton.engine.model.layers.tensor_spec import TensorPart
 from baton.engine.model.safetensors_file import StoredTensor
 
 PIECE_BYTES = 16 * 2**20
@@ -27,18 +30,46 @@ _PROGRESS_S = 0.1
 
 # Called with bytes done and bytes in all.
 Progress = Callable[[int, int], None]
-# A stored tensor, the first of its elements, and how many.
+# A stored tensor, the first of its rows, and how many.
 _Piece = tuple[StoredTensor, int, int]
 
 
-class _Reading:
-    """What the threads of one call share: the pieces that are left, and the bytes that are in place."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A tensor that takes a part of a stored one, whose rows are single elements where it has one
+    dimension."""
 
-    def __init__(
-        self, tensors: Sequence[StoredTensor], places: Mapping[str, Tensor], piece_bytes: int
-    ) -> None:
+    tensor: Tensor
+    part: TensorPart
+
+    @classmethod
+    def whole(cls, tensor: Tensor) -> Target:
+        """Returns a target that takes all of a stored tensor."""
+        return cls(tensor, TensorPart((range(tensor.shape[0] if tensor.ndim else 1),)))
+
+    def take(self, piece: Tensor, first: int, copy: Callable[[Tensor, Tensor], None]) -> None:
+        """Copies what it takes of `piece` [R, width], the stored rows from `first` on, to its places."""
+        columns = self.part.columns or range(piece.shape[1])
+        mine, source = self.tensor.view(-1, len(columns)), piece[:, columns.start : columns.stop]
+        place = 0
+        for run in self.part.rows:
+            begin, end = max(run.start, first), min(run.stop, first + len(piece))
+            if begin < end:
+                there = place + begin - run.start
+                copy(source[begin - first : end - first], mine[there : there + end - begin])
+            place += len(run)
+
+
+Targets = Mapping[str, Sequence[Target]]
+"""The places that each stored tensor is read to, by its name."""
+
+
+class _Reading:
+    """State that the threads of one call share: the pieces that are left, and the bytes that are in place."""
+
+    def __init__(self, tensors: Sequence[StoredTensor], targets: Targets, piece_bytes: int) -> None:
         self._rest = _pieces(tensors, piece_bytes)
-        self._places = places
+        self._targets = targets
         self._lock = threading.Lock()
         self.done = 0
 
@@ -46,10 +77,13 @@ class _Reading:
         """Reads pieces by the calling thread until none is left; `buffer` is its own."""
         while (piece := self._take()) is not None:
             stored, first, count = piece
-            length = count * stored.dtype.itemsize
-            offset = stored.offset + first * stored.dtype.itemsize
+            width = _width(stored)
+            length = count * width * stored.dtype.itemsize
+            offset = stored.offset + first * width * stored.dtype.itemsize
             _fill(buffer.bytes[:length], stored, files[stored.path], offset)
-            buffer.put(self._places[stored.name].view(-1)[first : first + count], stored.dtype)
+            read = buffer.view(stored.dtype, count, width)
+            for target in self._targets[stored.name]:
+                target.take(read, first, buffer.copy)
             with self._lock:
                 self.done += length
 
@@ -66,9 +100,19 @@ class _Reading:
 def _pieces(tensors: Sequence[StoredTensor], piece_bytes: int) -> Iterator[_Piece]:
     """All of the tensors, in the files' order."""
     for stored in tensors:
-        step = piece_bytes // stored.dtype.itemsize
-        for first in range(0, stored.elements, step):
-            yield stored, first, min(step, stored.elements - first)
+        step = max(1, piece_bytes // _row_bytes(stored))
+        rows = stored.nbytes // _row_bytes(stored)
+        for first in range(0, rows, step):
+            yield stored, first, min(step, rows - first)
+
+
+def _width(stored: StoredTensor) -> int:
+    """Number of elements of a row."""
+    return math.prod(stored.shape[1:])
+
+
+def _row_bytes(stored: StoredTensor) -> int:
+    return _width(stored) * stored.dtype.itemsize
 
 
 def _fill(buffer: memoryview, stored: StoredTensor, file: int, offset: int) -> None:
@@ -85,26 +129,28 @@ def _fill(buffer: memoryview, stored: StoredTensor, file: int, offset: int) -> N
 
 def read_tensors(
     tensors: Sequence[StoredTensor],
-    places: Mapping[str, Tensor],
+    targets: Targets,
     device: torch.device,
     progress: Progress,
     piece_bytes: int = PIECE_BYTES,
 ) -> None:
-    """Fills the place of each tensor: a contiguous one of its shape, on `device`, of any dtype.
+    """Reads each tensor once, into all of its targets: contiguous ones, of any dtype, on devices such as
+    `device`.
 
     `progress` is called from this thread. Raises BatonError(INVALID) naming file and tensor that cannot be
     read.
     """
-    reading = _Reading(tensors, places, piece_bytes)
+    reading = _Reading(tensors, targets, piece_bytes)
     count = min(_MOST_READERS, len(os.sched_getaffinity(0)))
     total = sum(stored.nbytes for stored in tensors)
+    size = max([piece_bytes, *map(_row_bytes, tensors)])
     with contextlib.ExitStack() as stack:
         files: dict[Path, int] = {}
         for stored in tensors:
             if stored.path not in files:
                 files[stored.path] = _open(stored)
                 stack.callback(os.close, files[stored.path])
-        buffers = [UploadBuffer(piece_bytes, device) for _ in range(count)]
+        buffers = [UploadBuffer(size, device) for _ in range(count)]
         executor = stack.enter_context(ThreadPoolExecutor(count, "weights"))
         stack.callback(reading.stop)  # before the executor waits for its threads
         running = {executor.submit(reading.run, files, buffer) for buffer in buffers}

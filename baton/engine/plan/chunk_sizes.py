@@ -7,11 +7,10 @@ import math
 from baton.engine.sequence import Sequence
 from baton.perf_model.prefill_fit import ATTENTION_SHARE, PrefillFit
 
-# A step is at least so long, in units of its cost, however slow the worker: a shorter one is mostly overhead.
+# Least length of a step, in units of its cost, however slow the worker: a shorter one is mostly overhead.
 LEAST_UNITS = 128.0
-# Up to what share of a step a prompt gets something of it that is more than a step from its end, where others
-# end in that step that may not wait for all of it, or where short ones have come lately, since more may come
-# while it runs.
+# Largest share of a step given to a prompt that is more than a step from its end, while others that may not
+# wait for all of it end in that step, or short ones have come lately, since more may come while it runs.
 BESIDE_SHARE = 1 / 2
 # How much longer a step may be for a prompt to end in it, since what it would leave behind is a step of its
 # own, or for a chunk to end at a multiple of the alignment.
@@ -45,7 +44,8 @@ class StepFilling:
         return self._used > (1 + ATTENTION_SHARE) * self.rows
 
     def cut(self, rows: int) -> None:
-        """Takes from the sequences that were given some last, until the step has at most so many rows."""
+        """Takes tokens from the sequences that were given some last, until the step has at most `rows`
+        rows."""
         for sequence in reversed(list(self.given)):
             more = min(max(0, self.rows - rows), self.given[sequence])
             self.given[sequence] -= more

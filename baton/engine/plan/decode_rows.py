@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import lru_cache
 
 from baton.engine.plan.decode_state import SIMPLE, DecodeState
 from baton.engine.plan.step_plan import DecodeRows
+from baton.engine.shared_memory.mailbox import Feature
+from baton.engine.shared_memory.step_shape import StepShape
 
 # Steps launched and not ended: one runs, one is queued, so that steps follow one another without a gap. Two
 # steps shorter than `SHORT_S` may end before the host polls again, so of those one more is queued.
@@ -14,9 +17,11 @@ SHORT_S = 0.002
 # Rows that a step has beyond those it needs, for admissions that are posted while it waits for its turn: as
 # many as arrive in one step at most, on a worker that keeps up.
 MOST_EXPECTED = 4
-# The smallest batch that shares launches, but for one of all slots, and those that are left out: a graph is
+# The smallest batch that shares launches, except one of all slots, and those that are left out: a graph is
 # made for each and several numbers of prompt rows, beside which a few rows more or less make no difference.
 _LEAST_MIXED, _LEFT_OUT = 16, (24, 48)
+# Rows of steps with drafts: few sizes, since each is two graphs more.
+_DRAFT_BATCHES = (8, 16, 32, 64, 96, 128, 192, 256)
 
 
 def next_rows(state: DecodeState, *, behind_prefill: bool = False) -> DecodeRows | None:
@@ -28,7 +33,7 @@ def next_rows(state: DecodeState, *, behind_prefill: bool = False) -> DecodeRows
     most -= behind_prefill and state.ended >= state.mixed_at
     if state.queued >= most or not _is_possible(state):
         return None
-    return _rows(state, state.batches)
+    return _rows(state, state.batches, state.draft_batches)
 
 
 def rows_to_mix(state: DecodeState) -> DecodeRows | None:
@@ -44,27 +49,29 @@ def _is_possible(state: DecodeState) -> bool:
     return state.has_effect and (state.queued > 0 or state.room)
 
 
-def _rows(state: DecodeState, batches: tuple[int, ...]) -> DecodeRows:
+def _rows(state: DecodeState, batches: tuple[int, ...], draft_batches: tuple[int, ...] = ()) -> DecodeRows:
     """The smallest batch that surely has room: slots only end by themselves, and what was posted is
-    counted."""
+    counted. Where some slot may have drafts, as many rows as the policy chooses, else room for as many as it
+    may, as far as there are such batches."""
     features = state.features
     for _, more in state.admissions:
         features |= more
     # Entries may be posted until this step begins, and it is launched up to a step before.
-    slots = state.active + len(state.admissions) + min(state.arriving, MOST_EXPECTED)
-    rows = state.shape.rows_of(min(state.shape.slots, slots))
-    return _ROWS[batches[bisect_left(batches, rows)], not features & ~SIMPLE]
+    slots = state.active + len(state.admissions) + min(len(state.arriving), MOST_EXPECTED)
+    rows, simple = min(state.shape.slots, slots), not features & ~SIMPLE
+    plain = batches[bisect_left(batches, rows)]
+    if features & Feature.DRAFTS and draft_batches and rows < draft_batches[-1]:
+        if state.policy is None:
+            wanted = min(rows * state.shape.rows_per_slot, draft_batches[-1])
+        else:
+            wanted = state.policy.choose(rows, plain)
+        if wanted:
+            return _decode_rows(draft_batches[bisect_left(draft_batches, wanted)], simple, drafts=True)
+    return _decode_rows(plain, simple)
 
 
-class _Rows(dict[tuple[int, bool], DecodeRows]):
-    """Keeps one object for each batch and sampler, since a step is planned every few milliseconds."""
-
-    def __missing__(self, key: tuple[int, bool]) -> DecodeRows:
-        self[key] = DecodeRows(*key)
-        return self[key]
-
-
-_ROWS = _Rows()
+# One object for each batch and sampler, since a step is planned every few milliseconds.
+_decode_rows = lru_cache(maxsize=1024)(DecodeRows)
 
 
 def batches_up_to(rows: int) -> list[int]:
@@ -77,7 +84,19 @@ def batches_up_to(rows: int) -> list[int]:
     return [step for step in steps if step < rows] + [rows]
 
 
-def mixed_batches_up_to(rows: int) -> list[int]:
-    """Batch sizes of decode steps that share launches with prompts, on a worker with up to `rows` rows."""
-    *smaller, _ = batches_up_to(rows)
-    return [batch for batch in smaller if batch >= _LEAST_MIXED and batch not in _LEFT_OUT] + [rows]
+def batches_of(shape: StepShape) -> list[int]:
+    """Numbers of rows of all steps of this shape: those without drafts, and those with."""
+    return sorted({*batches_up_to(shape.slots), *batches_up_to(shape.rows)})
+
+
+def draft_batches_up_to(shape: StepShape) -> list[int]:
+    """Numbers of rows of steps with drafts; none where slots have one row."""
+    most = min(shape.rows, _DRAFT_BATCHES[-1])
+    return [*(rows for rows in _DRAFT_BATCHES if rows < most), most] if shape.rows_per_slot > 1 else []
+
+
+def mixed_batches_up_to(slots: int) -> list[int]:
+    """Batch sizes of decode steps that share launches with prompts, which have no drafts, on a worker of
+    `slots` slots."""
+    *smaller, _ = batches_up_to(slots)
+    return [batch for batch in smaller if batch >= _LEAST_MIXED and batch not in _LEFT_OUT] + [slots]

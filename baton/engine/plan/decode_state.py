@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sized
 from dataclasses import dataclass, field
 
 from baton.engine.shared_memory.mailbox import Feature
 from baton.engine.shared_memory.step_shape import StepShape
+from baton.engine.speculation.policy import DraftPolicy
 
-# What the quicker of the two samplers can do; the other does everything.
-SIMPLE = Feature.GREEDY | Feature.TEMPERATURE
+# What steps with the quicker of the two samplers can do; those with the other do everything.
+SIMPLE = Feature.GREEDY | Feature.TEMPERATURE | Feature.DRAFTS
 
 
 @dataclass(slots=True, eq=False)
 class DecodeState:
-    """Written by the loop that launches decode steps, when it posts, observes and launches; the planner reads
-    it. `batches`: numbers of rows that a step can be launched with, ascending; `mixed_batches`: the same of
-    one that shares the launch of prompts, empty where none can.
-    """
+    """State of the decode steps. The loop that launches them writes it when it posts, observes and launches;
+    the planner reads it. `batches`: numbers of rows that a step can be launched with, ascending;
+    `mixed_batches`: the same of one that shares the launch of prompts, empty where none can; `draft_batches`:
+    of one with drafts, likewise; `policy`: chooses among these; None: steps have rows for all drafts that
+    there may be."""
 
     shape: StepShape
     batches: tuple[int, ...]
     mixed_batches: tuple[int, ...] = ()
+    draft_batches: tuple[int, ...] = ()
+    policy: DraftPolicy | None = None
     # At the end of the last step that was seen to end: slots active and the features that they use, mailbox
     # entries applied, launches ended, and whether another one would advance a slot.
     active: int = 0
@@ -40,13 +45,8 @@ class DecodeState:
     mixed_at: int = 0
     # (number of the entry, features) of admissions that no step is known to have applied.
     admissions: deque[tuple[int, int]] = field(default_factory=deque)
-    # Sequences that will be admitted soon. Set by the owner of the slots.
-    arriving: int = 0
-
-    @classmethod
-    def idle(cls) -> DecodeState:
-        """Returns the state of a worker that decodes nothing."""
-        return cls(StepShape(1), (1,))
+    # Sequences that will be admitted soon: a view that the owner of the slots keeps.
+    arriving: Sized = ()
 
     @property
     def queued(self) -> int:

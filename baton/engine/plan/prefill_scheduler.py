@@ -2,21 +2,20 @@
 
 A step is bounded in time (what its chunks are expected to take) and in rows. The shortest remaining prompt
 comes first, so that a long one does not delay the others: it gets what they leave, and while short ones
-arrive at most half of a step, since an arrival waits for the whole step that runs and for the whole step
-that it is in. A prompt goes before shorter ones where its limit of the time to the first token would be
-missed otherwise (`prompt_order`). While no short prompt waits and none has come lately, steps are longer,
-since a long prompt takes less time in fewer steps; short prompts whose limits leave time for such steps do
-not count. Where more waits than the step holds, rows are left to the next one that would make products less
-efficient (`row_times`). While several prompts wait a step is one graph, unless attention takes much of it:
-the host launches a longer one kernel by kernel, and ships what the step before has computed only when it has
-done so. Beside sequences that are decoded only their limits of the time per output token allow longer steps;
-and where a decode step may be part of each, steps are as long as makes one graph with it, since all that are
-decoded get a token from each. The oldest, once it has waited longer than the age cap, is guaranteed an
-eighth of the steps' time, so that none starves: neither those without limits, nor those whose limits are
-missed.
+arrive at most half of a step, since an arrival waits for the whole step that runs and for the whole step that
+it is in. A prompt goes before shorter ones if its TTFT limit would be missed otherwise (`prompt_order`).
+While no short prompt waits and none has come lately, steps are longer, since a long prompt takes less time in
+fewer steps; short prompts whose limits leave time for such steps do not count. Where more waits than the step
+holds, rows are left to the next one that would make products less efficient (`row_times`). While several
+prompts wait a step is one graph, unless attention takes much of it: the host launches a longer one kernel by
+kernel, and ships what the step before has computed only when it has done so. Beside sequences that are
+decoded only their TPOT limits allow longer steps; and where a decode step may be part of each, steps are as
+long as makes one graph with it, since all that are decoded get a token from each. The oldest, once it has
+waited longer than the age cap, is guaranteed an eighth of the steps' time, so that none starves: neither
+those without limits, nor those whose limits are missed.
 
-A sequence starts when the pools hold all blocks of its prompt. While one lacks blocks none behind it
-starts; and once it has waited for the age cap none starts before it.
+A sequence starts when the pools hold all blocks of its prompt. While one lacks blocks none behind it starts;
+and once it has waited for the age cap none starts before it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockPool, OutOfBlocksError
 from baton.engine.plan.chunk_sizes import BESIDE_SHARE, SLACK, StepFilling
 from baton.engine.plan.prompt_order import Prompt, in_order
-from baton.engine.plan.step_plan import Chunk
+from baton.engine.plan.step_plan import Chunk, StepPlan
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.sequence import Sequence
 from baton.perf_model.prefill_fit import PrefillFit
@@ -42,22 +41,22 @@ from baton.perf_model.row_times import RowTimes
 # nothing, so it takes at most eight times as long as alone. With a larger share, short prompts beside a very
 # long one would wait longer, at loads that leave the long one more anyway.
 AGED_SHARE, AGED_PASSES = 1 / 2, 3
-# For how long short prompts count as having come lately: more may come.
+# Seconds for which short prompts count as having come lately: more may come.
 LATELY_S = 1.0
-# A short prompt does not count as one that steps must be short for while its limit leaves it so many of the
+# A short prompt does not count as one that steps must be short for while its limit leaves it this many of the
 # longest steps.
 PATIENT_STEPS = 4
-# How many limits of the time per output token a longer step may take beside sequences that are decoded: each
+# How many TPOT limits a longer step may take beside sequences that are decoded: each
 # waits for it once, and has its limit on average.
 STEP_LIMITS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """`tokens` and `seconds` of one step; `age_cap_s`: how long a prompt may be passed over. `alignment`:
-    chunks that are longer, and not their sequence's last, end at a multiple of it. `alone_seconds`: of a step
-    while no short prompt waits, none has come lately and what is decoded beside allows it; at least `seconds`
-    in any case."""
+    """Bounds of prefill steps: `tokens` and `seconds` of one step; `age_cap_s`: how long a prompt may be
+    passed over. `alignment`: chunks that are longer, and not their sequence's last, end at a multiple of it.
+    `alone_seconds`: of a step while no short prompt waits, none has come lately and what is decoded beside
+    allows it; at least `seconds` in any case."""
 
     tokens: int
     seconds: float = STEP_S
@@ -88,11 +87,11 @@ class PrefillScheduler:
         self._pools = pools
         self._bounds = bounds
         self._max_sequences = max_sequences
-        self._clock = clock
+        self.clock = clock
         self.cost = cost or PrefillFit()
         # Whether this worker decodes sequences too, whose steps wait for prefill steps.
         self.beside_decode = False
-        # The tightest limit of the time per output token of those; infinite where none has one.
+        # The tightest TPOT limit of those; infinite where none has one.
         self.tpot_limit_s = math.inf
         # Of the pass that runs the steps: what products take by their rows, and up to how many rows, with
         # those that join, a step is one graph; 0 where none is.
@@ -125,7 +124,7 @@ class PrefillScheduler:
             )
         if len(self._sequences) >= self._max_sequences:
             raise BatonError(ErrorKind.OVERLOADED, f"{self._max_sequences} prefills wait already")
-        self._sequences[sequence] = self._clock()
+        self._sequences[sequence] = self.clock()
 
     def admit(self, now: float) -> None:
         """Gives blocks to the prompts that wait, and what the prefix cache has of them, in the order in which
@@ -154,6 +153,10 @@ class PrefillScheduler:
             self._leave_rows(step, waiting, others, several=len(runnable) > 1)
         return tuple(Chunk(sequence, sequence.reached, count) for sequence, count in step.given.items())
 
+    def predicted_s(self, plan: StepPlan) -> float:
+        """Predicted seconds of a step with chunks, by all that has been measured so far."""
+        return self.cost.seconds_of_step(plan.runs, mixed=plan.is_mixed) + plan.decode_s
+
     @property
     def waiting_rows(self) -> int:
         """Tokens of prompts that have blocks, of which no chunk was launched yet."""
@@ -179,18 +182,16 @@ class PrefillScheduler:
             for pool, block in self._written(chunk):
                 pool.pin(block)
 
-    def computed(self, chunk: Chunk) -> bool:
-        """The chunk's tokens have KV; False where its sequence has been removed meanwhile."""
+    def computed(self, chunk: Chunk) -> None:
+        """Records that the chunk's tokens have KV; its sequence may have been removed meanwhile."""
         sequence = chunk.sequence
         if sequence.begun:
             for pool, block in self._written(chunk):
                 pool.unpin(block)
-        if sequence not in self._sequences:
-            return False
-        sequence.computed = chunk.start + chunk.count
-        if self._prefixes is not None:
-            self._prefixes.computed(sequence)
-        return True
+        if sequence in self._sequences:
+            sequence.computed = chunk.start + chunk.count
+            if self._prefixes is not None:
+                self._prefixes.computed(sequence)
 
     def _written(self, chunk: Chunk) -> Iterator[tuple[BlockPool, int]]:
         assert chunk.sequence.blocks is not None

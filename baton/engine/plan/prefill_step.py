@@ -35,7 +35,7 @@ class PrefillStep:
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """(first position, rows) of each chunk."""
+        """Pairs (first position, rows) of the chunks."""
         return [(chunk.start, chunk.count) for chunk in self.chunks]
 
     @classmethod

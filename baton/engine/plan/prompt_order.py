@@ -1,5 +1,4 @@
-"""In which order prompts are computed: the shortest first, and others before them as their limits of the
-time to the first token require. Torch-free.
+"""Orders prompts: the shortest first, and others before them as their TTFT limits require. Torch-free.
 
 Of the prompts with limits as many as possible are kept in time, the longest given up first (J. M. Moore, "An
 n job, one machine sequencing algorithm for minimizing the number of late jobs", Management Science 15(1),
@@ -29,7 +28,7 @@ class Prompt(NamedTuple):
 
 
 def in_order(prompts: list[Prompt], step_s: float, share: float = 1.0) -> list[Sequence]:
-    """The order for a step of `step_s` seconds, after which it is determined anew; behind what fills the
+    """The order for a step of `step_s` seconds, after which it is determined again; behind what fills the
     step, `prompts` as they are.
 
     `prompts`: the shortest first. `share`: of the time from now on, what those with limits may count on.
@@ -57,7 +56,7 @@ def in_order(prompts: list[Prompt], step_s: float, share: float = 1.0) -> list[S
 
 
 def _kept(prompts: Iterable[Prompt]) -> list[Prompt]:
-    """Those with limits that can all be met, if nothing else runs, by when they are due."""
+    """Selects prompts with limits that can all be met, if nothing else runs, by when they are due."""
     limited = sorted((one for one in prompts if one.due_s < math.inf), key=lambda one: one.due_s)
     longest: list[tuple[float, int]] = []
     total_s = 0.0

@@ -42,10 +42,11 @@ class Chunk:
 class DecodeRows:
     """Rows of a decode step. `batch`: the number of rows that the step is launched with, those of no slot
     included. `simple`: every slot's request is greedy or has a temperature and nothing else, so that the
-    quicker sampler does."""
+    quicker sampler does. `drafts`: rows beyond one a slot verify drafts; else they are of no slot."""
 
     batch: int
     simple: bool = True
+    drafts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +74,19 @@ class StepPlan:
         return bool(self.chunks) and self.decode is not None
 
     @property
-    def rows(self) -> int:
-        """Rows of prompts."""
-        return sum(chunk.count for chunk in self.chunks)
-
-    @property
     def runs(self) -> list[tuple[int, int]]:
-        """(first position, rows) of each chunk."""
+        """Pairs (first position, rows) of the chunks."""
         return [(chunk.start, chunk.count) for chunk in self.chunks]
 
     def __str__(self) -> str:
         parts = []
         if self.chunks:
-            parts.append(f"prefill {self.rows} rows ({', '.join(map(repr, self.chunks))})")
+            rows = sum(chunk.count for chunk in self.chunks)
+            parts.append(f"prefill {rows} rows ({', '.join(map(repr, self.chunks))})")
         if self.decode is not None:
             sampler = "simple" if self.decode.simple else "full"
-            parts.append(f"decode batch {self.decode.batch} ({sampler} sampler)")
+            drafts = " with drafts" if self.decode.drafts else ""
+            parts.append(f"decode batch {self.decode.batch}{drafts} ({sampler} sampler)")
         expected = f", {self.expected_s * 1e3:.2f} ms" if self.expected_s else ""
         return f"{' + '.join(parts) or 'nothing'}{expected}: {self.reason}"
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from baton.engine.plan.decode_rows import next_rows, rows_to_mix
 from baton.engine.plan.decode_state import DecodeState
@@ -27,7 +28,7 @@ from baton.engine.plan.step_plan import Chunk, DecodeRows, StepPlan, decode_alon
 
 # Prefill steps launched and not ended: one runs, one is queued.
 _AHEAD = 2
-# The next step is launched so long before the last should end, or for such a share of it where that is more:
+# Time before the expected end of the last step at which the next one is launched, in seconds and as a share:
 # predictions have errors of some percent. Not earlier, since prompts that arrive meanwhile wait for both. A
 # device starts on the first kernels while the rest are still being launched.
 _LEAD_S, _LEAD_SHARE = 0.002, 0.1
@@ -42,16 +43,16 @@ class StepPlanner:
         self,
         prompts: PrefillScheduler,
         prefill: PrefillState,
-        decode: DecodeState | None = None,
+        decode: DecodeState,
         pacing: PrefillPacing | None = None,
         decode_step_s: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`decode` None: no decode steps run. `pacing` None: no step waits for a limit. `decode_step_s`
+        """`pacing` None: no step waits for a limit. `decode_step_s`
         returns the predicted seconds of a decode step by itself, 0 before any was measured. `clock`: that of
         every `now`."""
         self.prompts = prompts
-        self.decode = decode or DecodeState.idle()
+        self.decode = decode
         self.pacing = pacing or PrefillPacing()
         self.clock = clock
         self._prefill = prefill
@@ -64,14 +65,14 @@ class StepPlanner:
         self._more_waits = self._may_follow = False
 
     def look(self, now: float, steps: int, *, decoding: bool) -> None:
-        """To be called once a turn: how many decode steps have ended so far, and whether any sequence is
-        decoded."""
+        """Updates the pacing: `steps` decode steps have ended so far, and `decoding` says whether any
+        sequence is decoded. To be called once per loop iteration."""
         self.pacing.look(now, steps, decoding=decoding)
         self.prompts.beside_decode, self.prompts.tpot_limit_s = decoding, self.pacing.limit_s()
 
     def observe(self, now: float) -> None:
-        """Gives prompts their blocks where a prefill step is due. To be called before `plan`, or once a turn,
-        after the states of steps were brought up to date."""
+        """Gives prompts their blocks where a prefill step is due. To be called before `plan`, or once per
+        loop iteration, after the states of steps were brought up to date."""
         self._turn_s, self._looked_at = min(now - self._looked_at, _LONGEST_TURN_S), now
         if self._may_begin(now):
             self.prompts.admit(now)
@@ -97,7 +98,7 @@ class StepPlanner:
         """The next decode step by itself."""
         if self.follows:
             return None
-        rows = next_rows(self.decode, behind_prefill=self._prefill.in_turn and self._prefill.under_way > 0)
+        rows = next_rows(self.decode, behind_prefill=self._prefill.in_turn and bool(self._prefill.under_way))
         if rows is None:
             return None
         posted = self.decode.posted > self.decode.applied
@@ -116,7 +117,7 @@ class StepPlanner:
         """True where the next prefill step is to run right behind the last one, in which a decode step is:
         with no other decode step between them."""
         prefill, decode = self._prefill, self.decode
-        if not (self._may_follow and prefill.under_way and prefill.last_mixed):
+        if not (self._may_follow and prefill.under_way and prefill.under_way[-1].is_mixed):
             return False
         return self._more_waits and decode.launched == decode.mixed_at and self.prompts.waits
 
@@ -130,8 +131,10 @@ class StepPlanner:
             return True
         if prefill.in_turn and self.prompts.beside_decode and not follows:
             return False
-        lead_s = max(_LEAD_S, _LEAD_SHARE * prefill.first_s)
-        return prefill.under_way < _AHEAD and now + self._turn_s >= prefill.ends_at - lead_s
+        if len(prefill.under_way) >= _AHEAD:
+            return False
+        lead_s = max(_LEAD_S, _LEAD_SHARE * self.prompts.predicted_s(prefill.under_way[0]))
+        return now + self._turn_s >= prefill.ends_at - lead_s
 
     def _joins(self, rows: int, others: int) -> bool:
         """Returns whether a decode step is to be part of a step of `rows` rows of prompts: products of both
@@ -143,14 +146,11 @@ class StepPlanner:
 
     def _step(self, chunks: tuple[Chunk, ...], rows: DecodeRows | None, *, more_waits: bool) -> StepPlan:
         decode_s = 0.0 if rows is None else self._decode_step_s()
-        runs = [(chunk.start, chunk.count) for chunk in chunks]
-        prompts_s = self.prompts.cost.seconds_of_step(runs, mixed=rows is not None)
         if self.follows:
             reason = "prompts wait, behind a step of both"
         elif self._prefill.under_way:
             reason = "the last step is about to end"
         else:
             reason = "prompts wait"
-        return StepPlan(
-            chunks, rows, reason, prompts_s + decode_s, decode_s, follows=self.follows, more_waits=more_waits
-        )
+        plan = StepPlan(chunks, rows, reason, decode_s=decode_s, follows=self.follows, more_waits=more_waits)
+        return replace(plan, expected_s=self.prompts.predicted_s(plan))

@@ -79,7 +79,7 @@ class PromptAttention:
         self._most_rows = product_rows(most_rows + most_joined)
         self._split = split
         rows = self._attn_out.shape[0]
-        self._sums = torch.zeros(config.num_heads, rows, dtype=torch.float32, device=device)
+        self.sums = torch.zeros(config.num_heads, rows, dtype=torch.float32, device=device)
         self._scale = config.attention_scale
         keys = rule.key_sizes[0] if rule is not None else 0
         self._gathered = torch.zeros(
@@ -99,7 +99,7 @@ class PromptAttention:
         return GroupPlan(plan, tuning, item_lines(plan.spans, tuning.rows(heads), heads.window))
 
     def graph_plans(self, rows: int, tuning: PromptTuning | None) -> list[GroupPlan]:
-        """Plans of a pass of so many rows, padding included, in which the library computes nothing; without
+        """Plans of a pass of `rows` rows, padding included, in which the library computes nothing; without
         spans, which are not known at capture."""
         nothing = item_lines([], 1, None)
         return [GroupPlan(AttentionPlan(), tuning or self.tuning(h, rows), nothing) for h in self.heads]
@@ -116,8 +116,8 @@ class PromptAttention:
         return InputLayout(rows, tuple(items), tuple(joins), entries)
 
     def tuning(self, heads: Heads, rows: int) -> PromptTuning:
-        """The tuning of a pass of so many rows of prompts, padding included, so that a graph and the step
-        that it is replayed for agree."""
+        """The tuning of a pass of `rows` rows of prompts, padding included, so that a graph and the step that
+        it is replayed for agree."""
         return PromptTuning.of(heads, self._qkv.dtype, rows)
 
     def begin(self, rows: int) -> None:
@@ -125,11 +125,12 @@ class PromptAttention:
         self._attn_out[:rows].zero_()
 
     def run(self, attention: Attention, rows: int, planned: PlannedRows) -> Tensor:
-        """→ [rows, heads · dim]; results of padding rows are not used. The rows' q and k must be
-        rotated, and k and v in the cache; where that holds codes, k and v must be what they stand for."""
+        """Computes a layer's attention → [rows, heads · dim]; results of padding rows are not used. The rows'
+        q and k must be rotated, and k and v in the cache; where that holds codes, k and v must be what they
+        stand for."""
         group, scales = self._cache.groups[attention.group], self._cache.scales[attention.group]
         plan = planned.plan.attention
-        out, sums = self._attn_out[:rows], self._sums[:, :rows]
+        out, sums = self._attn_out[:rows], self.sums[:, :rows]
         if plan.alone is not None:
             found, _ = self._over_own(plan.alone.row, plan.alone.batch, plan.alone.rows)
             found = found.transpose(1, 2).reshape(-1, out.shape[1])
@@ -140,11 +141,11 @@ class PromptAttention:
         heads, places = self.heads[attention.group], planned.places
         prompt_attention(
             self._attn_out, self._qkv[:rows], group, attention.index, planned.tables, places.items,
-            heads, planned.plan.tuning, self._sums if plan.prefix or places.joins is not None else None,
+            heads, planned.plan.tuning, self.sums if plan.prefix or places.joins is not None else None,
             scales,
         )  # fmt: skip
         if places.joins is not None:
-            join_parts(self._attn_out, self._sums, places.joins, heads.dim)
+            join_parts(self._attn_out, self.sums, places.joins, heads.dim)
         for causal in plan.causal:
             self._take(causal, out, sums)
         for call in plan.prefix:
@@ -205,10 +206,10 @@ class PromptAttention:
 
 
 def product_rows(rows: int) -> int:
-    """`rows` as products may have them: up to a multiple of 64, beyond 512 of 128, and beyond 2,560 of 256 (a
-    worker's steps have 2,048 at most, and the rows that join them). The vendor's library looks for the best
-    way anew for every number of rows, and loads what it has not had yet, so there are only as many numbers as
-    can be warmed up."""
+    """Pads `rows` to a number that products may have: a multiple of 64, beyond 512 of 128, and beyond 2,560
+    of 256 (a worker's steps have 2,048 at most, and the rows that join them). The vendor's library looks for
+    the best way for every number of rows, and loads what it has not had yet, so there are only as many
+    numbers as can be warmed up."""
     step = 64 if rows <= 512 else 128 if rows <= 2560 else 256
     return -(-rows // step) * step
 
@@ -230,7 +231,7 @@ def library_rule(model: Model, most_rows: int) -> LibraryRule | None:
 
 
 def item_lines(spans: Iterable[Span], rows: int, window: int | None) -> npt.NDArray[np.int32]:
-    """[I, ITEM_WIDTH]: the spans in items of at most `rows` rows, those with the most keys first."""
+    """Cuts the spans into items [I, ITEM_WIDTH] of at most `rows` rows, those with the most keys first."""
     lines = []
     for span in spans:
         for first in range(0, span.rows, rows):

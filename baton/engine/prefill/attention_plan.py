@@ -1,4 +1,4 @@
-"""Who computes which part of a prompt pass's attention: the paged kernel, or the library. Torch-free.
+"""Divides a prompt pass's attention between the paged kernel and the vendor's library. Torch-free.
 
 The library is the faster on long runs, but wants keys and values in one run of memory, and every shape made
 ready at start (`baton.device.attention_library`). So it gets, of each chunk that is long enough,
@@ -37,7 +37,7 @@ class CallShape:
 
 @dataclass(frozen=True, slots=True)
 class LibraryRule:
-    """Which shapes are prepared, and from which size they are worth it.
+    """The shapes that are prepared, and the sizes from which they are worth it.
 
     A causal call has a multiple of `step` rows. A call over a piece of prefix has `step` rows times one of
     `row_steps` and one of `key_sizes` keys, the largest first. `least_rows`: of a chunk; `least_prefix`:
@@ -56,18 +56,19 @@ class LibraryRule:
 
     @classmethod
     def of(cls, most_rows: int) -> LibraryRule:
-        """For passes of so many rows: a step that makes fewer than a hundred shapes."""
+        """Chooses the rule for passes of up to `most_rows` rows: a step that makes fewer than a hundred
+        shapes."""
         step = 256
         while most_rows > 16 * step:
             step *= 2
         return cls(step=step)
 
     def least_start(self, rows: int) -> int:
-        """From how many tokens on a prefix is worth a call for so many rows."""
+        """Least length of a prefix, in tokens, that is worth a call for `rows` rows."""
         return max(self.least_prefix, -(-self.least_pairs // rows))
 
     def takes(self, start: int, rows: int) -> bool:
-        """Whether a chunk's own keys are the library's at all."""
+        """True if the library computes a chunk's own keys at all."""
         return rows >= (self.least_rows if start >= self.least_start(rows) else self.least_alone)
 
     def padded(self, rows: int) -> int:
@@ -160,7 +161,7 @@ class AttentionPlan:
 
     @property
     def by_library(self) -> bool:
-        """Whether the library does any of it."""
+        """True if the library computes any part of it."""
         return bool(self.causal or self.prefix)
 
     @property
@@ -192,7 +193,7 @@ def plan_attention(
 
 
 def _equals(chunks: Sequence[Run], rule: LibraryRule, has: Callable[[CallShape], bool]) -> int:
-    """How many chunks from the first on one call may take, without padding between them."""
+    """Number of chunks from the first on that one call may take, without padding between them."""
     start, rows = chunks[0]
     equal = sum(1 for _ in takewhile(lambda chunk: chunk == (start, rows), chunks))
     if rows % rule.step:
@@ -242,8 +243,8 @@ def _prefix_calls(row: int, rows: int, start: int, table: int, rule: LibraryRule
 
 @dataclass(frozen=True, slots=True)
 class KeySplit:
-    """`programs`: that share a pass's spans at best; a part has `least_keys` or more, and ends at a multiple
-    of `granularity`; `rows`: of the buffer that parts are written to."""
+    """Bounds of cuts along keys. `programs`: that share a pass's spans at best; a part has `least_keys` or
+    more, and ends at a multiple of `granularity`; `rows`: of the buffer that parts are written to."""
 
     programs: int = 4 * 132
     least_keys: int = 1024
@@ -251,7 +252,7 @@ class KeySplit:
     granularity: int = 256
 
     def more_items(self, kv_heads: int) -> int:
-        """How many items more than its spans' own a split plan has at most."""
+        """Largest number of items that a split plan has beyond its spans' own."""
         return self.programs // kv_heads
 
     def split(self, plan: AttentionPlan, item_rows: int, kv_heads: int, buffer: int) -> AttentionPlan:
@@ -276,7 +277,7 @@ class KeySplit:
         return replace(plan, spans=spans, parted=parted)
 
     def _cuts(self, span: Span, parts: int) -> list[int]:
-        """Where all parts but the last end. Every row sees something of each: none ends behind the first."""
+        """Ends of all parts but the last. Every row sees something of each: none ends behind the first."""
         if parts < 2:
             return []
         size = -(-(span.end - span.begin) // (parts * self.granularity)) * self.granularity

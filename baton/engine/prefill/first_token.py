@@ -1,4 +1,4 @@
-"""Draws first tokens: the same sampler as the decode step's, its arrays made anew from the sequences.
+"""Draws first tokens: the same sampler as the decode step's, its arrays made from the sequences each time.
 
 Nothing here waits for the device, except for what few requests use: logprobs, penalties, stop ids held
 back, masks.

@@ -1,11 +1,11 @@
 """A prefill step's forward pass by the GPU kernels: chunks of any lengths packed into one run of rows.
 
-The layer program of `forward.layers`, with the vendor library's products, and as `attend` the norms and
+The layer program (`forward.layer_program`), with the vendor library's products, and as `attend` the norms and
 rotary embedding of q and k, the write to the cache, and `prefill.attention`. The step's inputs go to the
 device in one copy, and nothing waits for the device. Steps of few rows are graphs of the same launches
 (`prefill.graphs`).
 
-Rows of a decode step may join (`forward.layers.JoinedRows`), as in the mixed batches of Sarathi-Serve
+Rows of a decode step may join (`forward.joined_rows`), as in the mixed batches of Sarathi-Serve
 (Agrawal et al. 2024). They stand behind those of prompts; products are of both, so that weights are read
 once, and each has its own attention. Prompts have padding, so that both make a number of rows that products
 have.
@@ -27,7 +27,9 @@ from baton.device.cuda_stream import compute_stream
 from baton.device.graphs import Recorder
 from baton.device.stream import ComputeStream
 from baton.device.upload import put_ints
-from baton.engine.forward.layer_program import JoinedRows, embed_rows, row_count, run_layers
+from baton.engine.forward.joined_rows import JoinedRows, row_count
+from baton.engine.forward.layer_program import embed_rows, run_layers
+from baton.engine.forward.layers.experts import run_experts
 from baton.engine.forward.layers.linear import Gemm
 from baton.engine.forward.products.code_products import has_w8a8
 from baton.engine.gemm_dispatch.choice import Choice, Library, W8A8Library, W8A8Tuning
@@ -37,6 +39,7 @@ from baton.engine.kernels.gpu.step.row_ops import norm_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.layers.attention import Attention
+from baton.engine.model.layers.experts import ExpertsMlp
 from baton.engine.model.layers.linear import Product
 from baton.engine.model.modules import Model
 from baton.engine.plan.prefill_step import PrefillStep
@@ -93,11 +96,11 @@ class PrefillPass:
         self._gemm = Gemm(model, [self._most_product_rows], lambda product, rows: _choice(product))
         # Rows are normed by the pass itself; logits are taken of some of them.
         self._head = replace(model.head, norm=None)
-        self._attention = PromptAttention(
+        self.attention = PromptAttention(
             model, cache, self.workspace, most_rows, rule, self._split, most_joined
         )
-        self.refused = self._attention.refused
-        self._graphs = PrefillGraphs(model.device)
+        self.refused = self.attention.refused
+        self.graphs = PrefillGraphs(model.device)
         self.uncaptured = ""
         self.graph_rows = 0
         self.timed_passes: tuple[TimedPass, TimedPass] | None = None
@@ -105,7 +108,7 @@ class PrefillPass:
 
     def warm(self) -> None:
         """Compiles every kernel that passes will need, by running a few that write to scratch alone."""
-        rule, most = self._attention.rule, self.most_rows
+        rule, most = self.attention.rule, self.most_rows
         runs = [(0, 1), (1, most)]
         if rule is not None and most >= rule.least_rows:
             # One token more than pieces of a prefix take: the kernel's part is joined to the library's.
@@ -123,23 +126,47 @@ class PrefillPass:
         for joined in (None, *self._joined):
             counts = range(1, min(bounds.rows - row_count(joined), self.most_rows) + 1)
             for rows in sorted({self._prompt_rows(count, joined) for count in counts}, reverse=True):
-                plans[rows] = self._attention.graph_plans(rows, self._tuning)
+                plans[rows] = self.attention.graph_plans(rows, self._tuning)
                 chunks = bounds.chunks(rows)
-                layout = self._attention.graph_layout(rows, chunks, bounds.entries, plans[rows])
+                layout = self.attention.graph_layout(rows, chunks, bounds.entries, plans[rows])
                 cases.append((layout, joined))
-        nowhere: list[Run[int]] = [()] * len(self._attention.heads)
+        nowhere: list[Run[int]] = [()] * len(self.attention.heads)
 
         def launch(case: Case, there: Places[Tensor]) -> None:
             layout, joined = case
             self._launch(there, plans[layout.rows], nowhere, joined)
 
-        self.uncaptured = self._graphs.capture(cases, launch)
-        self.graph_rows = bounds.rows if self._graphs.captured else 0
+        self.uncaptured = self.graphs.capture(cases, launch)
+        self.graph_rows = bounds.rows if self.graphs.sizes else 0
 
     def measure_products(self) -> None:
         """Times products with each number of rows, of which passes and graphs then have those that are worth
-        it; to be called between `warm` and `capture`."""
-        self.row_times = self._time_products(compute_stream(self._model.device))
+        it; to be called between `warm` and `capture`.
+
+        The best of a few tries of a layer's products with each number of rows that passes have. Each is a
+        graph: products of few rows take the host longer to launch one by one than the device to run. A
+        capture waits until the device is idle, so no other stream's kernels slow down what is timed. Nothing
+        is measured where the device has no memory for graphs. Experts are those that the rows of the last
+        warm-up pass take."""
+        if self.workspace.experts is not None:
+            self.workspace.experts.present.zero_()  # each row of all sizes holds a token
+        stream, recorder, ends = compute_stream(self._model.device), Recorder(self._model.device), []
+        for rows in self._all_product_rows():
+            try:
+                run = recorder.capture(partial(self._run_products, rows))
+            except RuntimeError:
+                return
+            with stream.activate():
+                events = [stream.record_event()]
+                for _ in range(_TRIES):
+                    run()
+                    events.append(stream.record_event())
+            ends.append((rows, events))
+        while not ends[-1][1][-1].query():
+            time.sleep(_POLL_S)
+        self.row_times = RowTimes.of(
+            {rows: min(b.seconds_since(a) for a, b in pairwise(events)) for rows, events in ends}
+        )
 
     def measure_step_times(self) -> None:
         """Times a small pass and the largest; to be called after `warm` and `capture`."""
@@ -167,29 +194,6 @@ class PrefillPass:
         tokens = random_tokens(self._model.config.vocab_size, rows)
         return PrefillStep.on_scratch(self._model.layout, start, tokens)
 
-    def _time_products(self, stream: ComputeStream) -> RowTimes:
-        """The best of a few tries of a layer's products with each number of rows that passes have. Each is a
-        graph: products of few rows take the host longer to launch one by one than the device to run. A
-        capture waits until the device is idle, so no other stream's kernels slow down what is timed. Nothing
-        is measured where the device has no memory for graphs."""
-        recorder, ends = Recorder(self._model.device), []
-        for rows in self._all_product_rows():
-            try:
-                run = recorder.capture(partial(self._run_products, rows))
-            except RuntimeError:
-                return RowTimes()
-            with stream.activate():
-                events = [stream.record_event()]
-                for _ in range(_TRIES):
-                    run()
-                    events.append(stream.record_event())
-            ends.append((rows, events))
-        while not ends[-1][1][-1].query():
-            time.sleep(_POLL_S)
-        return RowTimes.of(
-            {rows: min(b.seconds_since(a) for a, b in pairwise(events)) for rows, events in ends}
-        )
-
     def _all_product_rows(self) -> list[int]:
         return sorted({product_rows(rows) for rows in range(1, self._most_product_rows + 1)})
 
@@ -197,6 +201,9 @@ class PrefillPass:
         *of_layers, _ = self._model.product_kinds()
         for product in of_layers:
             self._gemm(product, *self.workspace.operands(product.name, rows))
+        mixture = next((each.mlp for each in self._model.layers if isinstance(each.mlp, ExpertsMlp)), None)
+        if mixture is not None and self.workspace.experts is not None:
+            run_experts(self.workspace.experts, mixture, self.workspace.hidden[:rows])
 
     def _warm_products(self) -> None:
         """Runs each product with each number of rows that passes have, and the head with a few."""
@@ -212,13 +219,13 @@ class PrefillPass:
         made for."""
         if not 0 < step.rows <= self.most_rows:
             raise ValueError(f"a pass of {step.rows} rows, made for {self.most_rows}")
-        attention, rows = self._attention, self._prompt_rows(step.rows, joined)
+        attention, rows = self.attention, self._prompt_rows(step.rows, joined)
         plans = [
             attention.plan(step.runs, heads, self._tuning or attention.tuning(heads, rows))
             for heads in attention.heads
         ]
         inputs = StepInputs(step, rows, plans)
-        if not self._graphs.replay(inputs, joined):
+        if not self.graphs.replay(inputs, joined):
             self._run_eagerly(inputs, joined)
         return self._normed(rows)[: step.rows]
 
@@ -245,20 +252,22 @@ class PrefillPass:
         ]
         model, workspace = self._model, self.workspace
         behind, total = workspace.behind(rows), rows + row_count(joined)
-        self._attention.begin(total)
+        self.attention.begin(total)
         embed_rows(model, workspace, rows, there.token, there.position)
+        if workspace.experts is not None:
+            workspace.experts.present[:rows].copy_(there.token)
         if joined is not None:
             joined.begin(behind)
 
         def attend(attention: Attention) -> Tensor:
             number, cache = attention.group, self._cache
-            planned, heads = groups[number], self._attention.heads[number]
+            planned, heads = groups[number], self.attention.heads[number]
             prompt_qkv(
                 workspace.qkv[:rows], cache.groups[number], attention.index, there.tables,
                 planned.places.line, there.position, workspace.rotary(rows, attention.rope), heads,
                 attention.head_norms, cache.scales[number],
             )  # fmt: skip
-            found = self._attention.run(attention, rows, planned)
+            found = self.attention.run(attention, rows, planned)
             if joined is None:
                 return found
             out = workspace.attn_out[:total]

@@ -17,21 +17,21 @@ from torch import Tensor
 
 from baton.device.graphs import Graph, Recorder
 from baton.device.upload import put_ints
-from baton.engine.forward.layer_program import JoinedRows, row_count
+from baton.engine.forward.joined_rows import JoinedRows, row_count
 from baton.engine.prefill.step_inputs import InputLayout, Places, StepInputs
 
 Case = tuple[InputLayout, JoinedRows | None]
-"""What one graph is for: the layout of its inputs, and the rows that join it."""
+"""The case of one graph: the layout of its inputs, and the rows that join it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphBounds:
-    """Which steps are graphs: those of up to `rows` rows, with the rows of a decode step that join them, of
-    `least_chunks` chunks and one more for every `rows_a_chunk` rows, with up to `entries` of block tables in
-    all their cache groups together.
+    """Bounds of the steps that are graphs: up to `rows` rows, with the rows of a decode step that join them,
+    of `least_chunks` chunks and one more for every `rows_a_chunk` rows, with up to `entries` of block tables
+    in all their cache groups together.
 
-    A graph's attention has programs for the items that such a step may have; those that one has not end at
-    once, but thousands of them would be felt.
+    A graph's attention has programs for the items that such a step may have; those that a step does not have
+    end at once, but thousands of them would be felt.
     """
 
     rows: int = 1024
@@ -40,7 +40,7 @@ class GraphBounds:
     entries: int = 16384
 
     def chunks(self, rows: int) -> int:
-        """The most of a step of so many rows."""
+        """Maximum number of chunks in a step of `rows` rows."""
         return self.least_chunks + rows // self.rows_a_chunk
 
 
@@ -55,9 +55,9 @@ class PrefillGraphs:
         self._graphs: dict[tuple[int, int], tuple[InputLayout, Graph]] = {}
 
     @property
-    def captured(self) -> bool:
-        """Whether there are graphs, be they only those without rows that join."""
-        return bool(self._graphs)
+    def sizes(self) -> list[tuple[int, int]]:
+        """Rows of prompts and rows that join them, of each graph; empty where there is none."""
+        return list(self._graphs)
 
     def capture(self, cases: Iterable[Case], launch: Callable[[Case, Places[Tensor]], None]) -> str:
         """Captures one graph for each case, of what `launch` does with inputs that stand there. It runs

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
+from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.plan.prefill_step import PrefillStep
 from baton.perf_model.prefill_fit import TimedPass
 from baton.perf_model.row_times import RowTimes
-
-if TYPE_CHECKING:
-    # Its module brings Triton, which a CPU worker needs not.
-    from baton.engine.forward.layer_program import JoinedRows
 
 
 class PromptPass(Protocol):
@@ -20,9 +17,9 @@ class PromptPass(Protocol):
 
     `refused`: shapes of attention that the vendor's library does not support; `uncaptured`: why CUDA graphs
     could not be captured, or only those without rows that join, or empty; results are the same without, only
-    slower. `graph_rows`: up to so many rows, with those that join, a pass is one graph; the host launches
-    larger ones kernel by kernel, which may take it longer than the device. `timed_passes`: a pass of few rows
-    and one of the most, timed at start-up; None where nothing was measured.
+    slower. `graph_rows`: a pass of up to this number of rows, with those that join, is one graph; the host
+    launches larger ones kernel by kernel, which may take it longer than the device. `timed_passes`: a pass of
+    few rows and one of the most, timed at start-up; None where nothing was measured.
     """
 
     alignment: int

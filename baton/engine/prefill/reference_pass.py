@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from baton.engine.memory.kv_cache import KVCache
+from baton.engine.forward.joined_rows import JoinedRows
+from baton.engine.memory.kv_cache import BlockMemory
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.plan.prefill_step import PrefillStep, StepChunk
 from baton.perf_model.row_times import RowTimes
-
-if TYPE_CHECKING:
-    from baton.engine.forward.layer_program import JoinedRows
 
 
 class ReferencePass:
@@ -28,7 +25,7 @@ class ReferencePass:
     timed_passes = None
     row_times = RowTimes()
 
-    def __init__(self, reference: ReferenceModel, cache: KVCache) -> None:
+    def __init__(self, reference: ReferenceModel, cache: BlockMemory) -> None:
         self._reference = reference
         self._cache = cache
 

@@ -26,7 +26,7 @@ from baton.engine.kernels.gpu.attention.prompt_items import ITEM_TABLE, ITEM_WID
 from baton.engine.plan.prefill_step import PrefillStep
 from baton.engine.prefill.attention_plan import AttentionPlan
 
-# Tables begin at multiples of so many entries: kernels are compiled anew where an address is a multiple of 16
+# Tables begin at multiples of this many entries: kernels are compiled again if an address is a multiple of 16
 # bytes in one call and not in the next. The first is padding's: the scratch block.
 _LINE = 16
 # A row that is padding has this token.
@@ -47,7 +47,8 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlaces(Generic[Place]):
-    """`line` [rows]; `items` [I, ITEM_WIDTH]; `joins` [rows, JOIN_WIDTH], None where no row has parts."""
+    """A cache group's views. `line` [rows]; `items` [I, ITEM_WIDTH]; `joins` [rows, JOIN_WIDTH], None where
+    no row has parts."""
 
     line: Place
     items: Place
@@ -56,8 +57,8 @@ class GroupPlaces(Generic[Place]):
 
 @dataclass(frozen=True, slots=True)
 class Places(Generic[Place]):
-    """Views of a run of int32: `token`, `position` [rows]; `tables` [entries, 1], which kernels read as so
-    many lines of one."""
+    """Views of a run of int32: `token`, `position` [rows]; `tables` [entries, 1], which kernels read as lines
+    of one entry each."""
 
     token: Place
     position: Place
@@ -67,8 +68,8 @@ class Places(Generic[Place]):
 
 @dataclass(frozen=True, slots=True)
 class InputLayout:
-    """`rows` with padding; `items`: places for them, and `joins`: whether rows may have parts, each by cache
-    group; `entries` of all block tables."""
+    """Layout of the packed input array: `rows` with padding; `items`: places for them, and `joins`: whether
+    rows may have parts, each by cache group; `entries` of all block tables."""
 
     rows: int
     items: tuple[int, ...]
@@ -77,18 +78,18 @@ class InputLayout:
 
     @property
     def size(self) -> int:
-        """Elements of the array."""
+        """Length of the packed input array, in int32."""
         return self.used(self.entries)
 
     def used(self, entries: int) -> int:
-        """Elements that are copied where tables have so many entries."""
+        """Length of the part that is copied when tables have `entries` entries, in int32."""
         lines = _aligned(self.rows) * (2 + len(self.items))
         joins = self.rows * sum(self.joins) * int(JOIN_WIDTH.value)
         return lines + joins + sum(self.items) * int(ITEM_WIDTH.value) + entries
 
     def places(self, run: Place) -> Places[Place]:
-        """`run` [at least `size`] on the host or on the device. Each place begins at a multiple of 16
-        bytes."""
+        """Views of a run by this layout. `run` [at least `size`] on the host or on the device. Each place
+        begins at a multiple of 16 bytes."""
         ends = 0
 
         def cut(count: int, width: int = 1) -> Place:
@@ -110,8 +111,8 @@ class InputLayout:
 
 
 class StepInputs:
-    """One step's, on the host. `lines[group]`: where each chunk's block table begins, and behind them where
-    the last one ends."""
+    """The inputs of one step, on the host. `lines[group]`: where each chunk's block table begins, and behind
+    them where the last one ends."""
 
     def __init__(self, step: PrefillStep, rows: int, plans: Run[GroupPlan]) -> None:
         """`rows`: the step's with padding; `plans`: by cache group."""
@@ -123,7 +124,7 @@ class StepInputs:
 
     @property
     def layout(self) -> InputLayout:
-        """Exactly as large as the step needs."""
+        """The smallest layout with places for all of the step."""
         return InputLayout(
             self.rows,
             tuple(len(plan.items) for plan in self.plans),
@@ -132,7 +133,7 @@ class StepInputs:
         )
 
     def fits(self, layout: InputLayout) -> bool:
-        """Whether `layout` has places for all of it."""
+        """True if `layout` has places for all of it."""
         mine = self.layout
         return (
             mine.rows == layout.rows

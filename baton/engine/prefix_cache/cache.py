@@ -51,7 +51,7 @@ class BlockStore(Protocol):
     """Keeps the contents of evicted blocks by their hashes, as many as it has room for."""
 
     def __contains__(self, block_hash: bytes) -> bool:
-        """Whether the block can be loaded, at once or after it was read from disk."""
+        """True if the block can be loaded, at once or after it was read from disk."""
 
     def hashes(self) -> set[bytes]:
         """The hashes of all blocks that can be loaded."""
@@ -60,7 +60,7 @@ class BlockStore(Protocol):
         """Copies as many blocks as it has room for; the blocks may be overwritten when this returns."""
 
     def ready(self, hashes: Run[bytes]) -> tuple[int, bool]:
-        """How many of the first `hashes` can be loaded now, and whether more are being read."""
+        """Returns how many of the first `hashes` can be loaded now, and whether more are being read."""
 
     @property
     def seconds_each(self) -> float:
@@ -77,10 +77,10 @@ class BlockStore(Protocol):
 
     @property
     def stored(self) -> Stored:
-        """Counts for metrics."""
+        """Counts of stored blocks for metrics."""
 
     def close(self) -> None:
-        """Stops background threads."""
+        """Stops the store's background threads."""
 
 
 class PrefixCache:
@@ -108,7 +108,7 @@ class PrefixCache:
 
     def hashes(self) -> set[bytes]:
         """The hashes of all blocks that this worker has, in any tier."""
-        return self._cached.hashes() | (self._store.hashes() if self._store is not None else set())
+        return set(self._cached.entries) | (self._store.hashes() if self._store is not None else set())
 
     @property
     def stored(self) -> Stored:
@@ -124,7 +124,7 @@ class PrefixCache:
         return worked
 
     def close(self) -> None:
-        """To be called once, at shutdown."""
+        """Closes the block store. To be called once, at shutdown."""
         if self._store is not None:
             self._store.close()
 
@@ -183,7 +183,7 @@ class PrefixCache:
                 self._changes[block_hash] = True
 
     def _held(self, hashes: Run[bytes]) -> int:
-        """How many of the first `hashes` are on the device."""
+        """Number of the first `hashes` that are on the device."""
         return sum(1 for _ in takewhile(self._cached.__contains__, hashes))
 
     def _acquire(self, hashes: Run[bytes]) -> BlockTables:
@@ -207,8 +207,8 @@ class PrefixCache:
         return sequence.hashes[:usable]
 
     def _is_ready(self, sequence: Sequence, hashes: Run[bytes], computed_s: float) -> bool:
-        """Whether to start without waiting for reads. Reads that are not waited for go on, for later
-        prompts."""
+        """True if the prompt should start without waiting for reads. Reads that are not waited for go on, for
+        later prompts."""
         if self._store is None or not hashes:
             return True
         _, coming = self._store.ready(hashes)

@@ -27,7 +27,7 @@ _MAGIC = b"BATONKV1"
 _OWNER = "owner"
 _DIGEST_BYTES = 32
 # Jobs that may be queued, and the host memory that their blocks may take, approximately.
-_QUEUE = 64
+MOST_QUEUED = 64
 _QUEUE_BYTES = 128 * 10**6
 _CLOSE_S = 2.0
 # Errors of a disk, rather than of the folder's name or rights.
@@ -70,7 +70,8 @@ class _Written:
 
 
 class DiskBlockStore:
-    """At most `budget` bytes of blocks in a folder of its own; all calls from the engine's loop."""
+    """Stores at most `budget` bytes of blocks in a folder of its own; all calls come from the engine's
+    loop."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class DiskBlockStore:
         # Least recently used first; includes blocks that are being written.
         self._hashes: OrderedDict[bytes, None] = OrderedDict()
         self._reading: set[bytes] = set()
-        self._most_jobs = max(4, min(_QUEUE, _QUEUE_BYTES // block_bytes))
+        self._most_jobs = max(4, min(MOST_QUEUED, _QUEUE_BYTES // block_bytes))
         self._jobs: queue.Queue[_Job | None] = queue.Queue(self._most_jobs)
         self._done: deque[FinishedRead | _Failed | _Written] = deque()
         self._outage = Outage(clock)
@@ -145,9 +146,14 @@ class DiskBlockStore:
         return self._outage.reason
 
     @property
+    def queued(self) -> int:
+        """Reads, writes and deletions that the thread has not begun."""
+        return self._jobs.qsize()
+
+    @property
     def accepts(self) -> bool:
-        """Whether a block would be written now."""
-        return self.room > 0 and self._jobs.qsize() <= self._most_jobs - 2 and self._outage.may_try
+        """True if a block would be written now."""
+        return self.room > 0 and self.queued <= self._most_jobs - 2 and self._outage.may_try
 
     def write(self, block_hash: bytes, data: bytes) -> list[bytes]:
         """Queues a block to be written if `accepts`; returns the hashes of blocks lost: those evicted for it,

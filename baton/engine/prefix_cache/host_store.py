@@ -15,20 +15,20 @@ from itertools import islice
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.memory.cached_blocks import Entry
 from baton.engine.memory.host_blocks import HostBlocks, Saved
-from baton.engine.memory.kv_cache import KVCache
+from baton.engine.memory.kv_cache import BlockMemory
 from baton.engine.prefix_cache.cache import Stored
 from baton.engine.prefix_cache.disk_store import DiskBlockStore
 
 # How many of the oldest blocks are searched for one that is not on disk yet.
 _AHEAD = 256
-# Bytes that are queued for the disk in a turn of the loop, or one block if it is larger.
+# Bytes that are queued for the disk in an iteration of the loop, or one block if it is larger.
 _AHEAD_BYTES = 8 * 10**6
 
 
 class HostBlockStore:
     """`prefix_cache.BlockStore`, in at most `budget` bytes; all calls from the engine's loop."""
 
-    def __init__(self, cache: KVCache, budget: int, disk: DiskBlockStore | None = None) -> None:
+    def __init__(self, cache: BlockMemory, budget: int, disk: DiskBlockStore | None = None) -> None:
         self._host = HostBlocks(cache, budget)
         self._disk = disk
         self._room = self._host.free
@@ -49,7 +49,7 @@ class HostBlockStore:
 
     @property
     def stored(self) -> Stored:
-        """Counts for metrics."""
+        """Counts of stored blocks for metrics."""
         if self._disk is None:
             return Stored(len(self._saved))
         disk = self._disk
@@ -73,8 +73,8 @@ class HostBlockStore:
             self._saved[block_hash] = Saved(tuple((places[place],) for places in saved))
 
     def ready(self, hashes: Sequence[bytes]) -> tuple[int, bool]:
-        """How many of the first `hashes` are in host memory, and whether those behind are being read from
-        disk."""
+        """Returns how many of the first `hashes` are in host memory, and whether those behind are being read
+        from disk."""
         here = 0
         while here < len(hashes) and hashes[here] in self._saved:
             self._saved.move_to_end(hashes[here])
@@ -140,7 +140,7 @@ class HostBlockStore:
             self._host.release(saved)
 
     def _write_ahead(self, disk: DiskBlockStore) -> bool:
-        """Once memory is nearly full, writes some of the oldest blocks to disk each turn, since evictions
+        """Writes some of the oldest blocks to disk each iteration once memory is nearly full, since evictions
         come in batches that are too large for a disk. False where none is due."""
         if len(self._saved) <= self._room * 3 // 4 or not disk.accepts:
             return False

@@ -1,4 +1,4 @@
-"""When a disk that has failed is tried again. Torch-free."""
+"""Decides when a disk that has failed is tried again. Torch-free."""
 
 from __future__ import annotations
 

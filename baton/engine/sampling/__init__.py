@@ -1,2 +1,2 @@
-"""How next tokens are drawn: the reference sampler, logit edits and logprobs, and the sampler over slots.
+"""Sampling of next tokens: the reference sampler, logit edits and logprobs, and the sampler over slots.
 Imported by the decode loops and by the first token's draw in `prefill`."""

@@ -1,4 +1,4 @@
-"""What changes logits before a token is drawn. In this order: bias, penalties, stop ids held back, masks.
+"""Changes to logits before a token is drawn. In this order: bias, penalties, stop ids held back, masks.
 
 Each edit names the rows of the batch that it is for, and costs the others nothing.
 """
@@ -30,7 +30,7 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Against repetition.
+    """Penalties that some rows' requests state against repetition.
 
     `rows` [p] int64. `repetition` [p] float32 divides positive logits and multiplies others of tokens in
     prompt or output; `frequency` [p] is subtracted for each occurrence in the output, `presence` [p]

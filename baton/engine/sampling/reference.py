@@ -63,7 +63,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which rows of a batch need what.
+    """The rows of a batch that need each filter.
 
     `drawing` int64: those with a temperature. `ranked` int64: of these, by their place among them, those
     with top-k or top-p. `by_min_p`, `by_sigma`: whether any of them has min-p, top-n-sigma.

@@ -1,4 +1,5 @@
-"""Which tokens a slot may draw next: a bit a token, made by the host for one position after the other.
+"""Masks of the tokens that a slot may draw next: a bit a token, made by the host for one position after the
+other.
 
 A mask is tagged with the token that it is for, and the tag is written after it. A slot whose request wants
 masks draws a token only by that token's mask, and is held until it is there.
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from baton.engine.sampling.token_bits import allowed_tokens
 from baton.engine.shared_memory.mask_board import SlotMask, mask_words
-from baton.engine.shared_memory.slot_positions import position_tag
+from baton.engine.shared_memory.slot_progress import position_tag
 
 _NO_TOKEN = -1
 
@@ -53,13 +54,14 @@ class _SideCopies:
 
     @property
     def arrived(self) -> bool:
-        """Whether everything sent is on the device."""
+        """True if everything sent is on the device."""
         return not self._on_chip or bool(self._last.query())  # type: ignore[no-untyped-call]
 
 
 class SlotMasks:
-    """`bits` [slots, V / 32 rounded up] int32: token t is bit t % 32 of word t // 32. `tags` [slots] int64:
-    generation << 32 | position, so that no tenant of a slot draws by the mask of another."""
+    """Masks of all slots. `bits` [slots, V / 32 rounded up] int32: token t is bit t % 32 of word t // 32.
+    `tags` [slots] int64: generation << 32 | position, so that no tenant of a slot draws by the mask of
+    another."""
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -82,11 +84,11 @@ class SlotMasks:
 
     @property
     def arrived(self) -> bool:
-        """Whether every mask that was written has reached the device."""
+        """True if every mask that was written has reached the device."""
         return self._copies.arrived
 
     def ready(self, slots: Tensor, generations: Tensor, positions: Tensor) -> Tensor:
-        """Whether each slot (all [B]) has the mask of its token at that position."""
+        """True for each slot (all [B]) that has the mask of its token at that position."""
         wanted: Tensor = (generations.long() << 32) | positions.long()
         return self.tags[slots] == wanted
 

@@ -26,7 +26,7 @@ _EDITS = Feature.BIAS | Feature.PENALTIES | Feature.MIN_TOKENS | Feature.MASKED
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """`in_prompt` [rows, V] bool, `in_output` [rows, V] int32."""
+    """Tokens that each row has had: `in_prompt` [rows, V] bool, `in_output` [rows, V] int32."""
 
     in_prompt: Tensor
     in_output: Tensor
@@ -39,15 +39,16 @@ class TokenCounts:
         )
 
     def set(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Counts one row anew; it stands when this returns, for every stream."""
+        """Replaces one row's counts; they are complete when this returns, for every stream."""
         self.in_prompt[row].zero_()
         self.in_prompt[row, torch.tensor(prompt, dtype=torch.int64)] = True
         tokens = torch.tensor(output, dtype=torch.int64)
         self.in_output[row] = torch.bincount(tokens, minlength=self.in_output.shape[1]).int()
 
     def add(self, rows: Tensor, tokens: Tensor) -> None:
-        """Each of `rows` (distinct) has drawn its token."""
-        self.in_output[rows, tokens] += 1
+        """Counts the tokens that `rows` have drawn; a row may occur several times."""
+        once = torch.ones_like(tokens, dtype=torch.int32)
+        self.in_output.index_put_((rows, tokens), once, accumulate=True)
 
 
 class SlotSampler:
@@ -65,6 +66,7 @@ class SlotSampler:
         self.sampling = Sampling.made(column)
         self.features = column("features")
         self.logprobs = column("logprobs")
+        self.most_drafts = records.view(torch.int16)[:, field_offset("most_drafts") // 2]
         self.stops_from = column("stops_from")
         self.repetition_penalty = column("repetition_penalty")
         self.presence_penalty = column("presence_penalty")
@@ -96,7 +98,7 @@ class SlotSampler:
         self.last_records[slot].copy_(torch.from_numpy(record))
 
     def last_logprobs(self, slot: int) -> LogprobBatch | None:
-        """Those that `set_last_logprobs` copied; None where the admitted request asks for none."""
+        """Reads the logprobs that `set_last_logprobs` copied; None if the admitted request asks for none."""
         if not int(self.features[slot]) & Feature.LOGPROBS:
             return None
         record = self.last_records[slot].cpu().numpy()
@@ -111,7 +113,8 @@ class SlotSampler:
         )
 
     def waits(self, generations: Tensor, positions: Tensor) -> Tensor:
-        """[slots]: whether a slot's request needs a mask for the token at that position, and has none."""
+        """True for each slot [slots] whose request needs a mask for the token at that position, and has
+        none."""
         masked = (self.features & int(Feature.MASKED)) != 0
         if not bool(masked.any()):  # every step asks
             return masked
@@ -119,28 +122,41 @@ class SlotSampler:
         return masked & ~self.masks.ready(slots, generations, positions)
 
     def draw(
-        self, logits: Tensor, rows: Tensor, positions: Tensor, stop_ids: Tensor
-    ) -> tuple[Tensor, LogprobBatch | None]:
-        """Draws a token for each of `rows` (slots [B]) and counts it.
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        stop_ids: Tensor,
+        drafts: Tensor | None = None,
+    ) -> Tensor:
+        """Draws a token for each of `rows` (slots [B], each any number of times) → [B].
 
         logits [B, V]; positions [B], the index in its sequence of each token; stop_ids [slots, n], unused
-        places negative. Returns tokens [B] and the logprobs that were asked for.
+        places negative. `drafts` [B, n]: tokens that penalties count beside the output so far, unused places
+        negative. What is drawn is not counted: `count` does that.
         """
         features = self.features[rows]
-        # The union of all rows' features: what no row needs is skipped.
-        needed = 0
-        for feature in set(features.tolist()):
-            needed |= feature
-        if needed == Feature.GREEDY:
-            return logits.argmax(-1), None
-        edits = self._edits(rows, features, positions, stop_ids) if needed & _EDITS else NO_EDITS
-        tokens = sample(logits, self.sampling.at(rows), positions, edits)
-        if needed & Feature.PENALTIES:
-            penalized = _having(Feature.PENALTIES, features)
-            self.counts.add(rows[penalized], tokens[penalized])
-        return tokens, self._logprobs(logits, tokens, rows, features) if needed & Feature.LOGPROBS else None
+        needed = _union(features)
+        if needed & ~Feature.DRAFTS == Feature.GREEDY:
+            return logits.argmax(-1)
+        edits = self.edits(rows, features, positions, stop_ids, drafts) if needed & _EDITS else NO_EDITS
+        return sample(logits, self.sampling.at(rows), positions, edits)
 
-    def _edits(self, rows: Tensor, features: Tensor, positions: Tensor, stop_ids: Tensor) -> LogitEdits:
+    def count(self, rows: Tensor, tokens: Tensor) -> None:
+        """Counts tokens [B] that were drawn for `rows` (slots [B], each any number of times) and given
+        out."""
+        penalized = _having(Feature.PENALTIES, self.features[rows])
+        if penalized.numel():
+            self.counts.add(rows[penalized], tokens[penalized])
+
+    def edits(
+        self,
+        rows: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        stop_ids: Tensor,
+        drafts: Tensor | None = None,
+    ) -> LogitEdits:
         biased, penalized = _having(Feature.BIAS, features), _having(Feature.PENALTIES, features)
         early = (features & Feature.MIN_TOKENS != 0) & (positions < self.stops_from[rows])
         held = torch.nonzero(early).flatten()
@@ -151,13 +167,16 @@ class SlotSampler:
             bias = Bias(biased, self.bias_ids[slots], self.bias_values[slots])
         if penalized.numel():
             slots = rows[penalized]
+            output_counts = self.counts.in_output[slots]
+            if drafts is not None:
+                _add(output_counts, drafts[penalized])
             penalties = Penalties(
                 rows=penalized,
                 repetition=self.repetition_penalty[slots],
                 presence=self.presence_penalty[slots],
                 frequency=self.frequency_penalty[slots],
                 in_prompt=self.counts.in_prompt[slots],
-                output_counts=self.counts.in_output[slots],
+                output_counts=output_counts,
             )
         if held.numel():
             held_stops = HeldStops(held, stop_ids[rows[held]])
@@ -165,11 +184,30 @@ class SlotSampler:
             masks = Masks(masked, self.masks.allowed(rows[masked]))
         return LogitEdits(bias, penalties, held_stops, masks)
 
-    def _logprobs(self, logits: Tensor, tokens: Tensor, rows: Tensor, features: Tensor) -> LogprobBatch:
-        asked = _having(Feature.LOGPROBS, features)
+    def report(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> LogprobBatch | None:
+        """The logprobs of tokens [B] given out, where their slots' requests ask for them; `rows`: those slots
+        [B]. logits [B, V]."""
+        asked = _having(Feature.LOGPROBS, self.features[rows])
+        if not asked.numel():
+            return None
         return logprobs_of(logits, tokens, asked.tolist(), self.logprobs[rows[asked]].tolist())
 
 
+def _union(features: Tensor) -> int:
+    """The union of all rows' features: what no row needs is skipped."""
+    needed = 0
+    for feature in set(features.tolist()):
+        needed |= feature
+    return needed
+
+
+def _add(counts: Tensor, tokens: Tensor) -> None:
+    """Counts tokens [B, n] in counts [B, V]; those that are negative are none."""
+    row, place = torch.nonzero(tokens >= 0, as_tuple=True)
+    once = torch.ones_like(row, dtype=counts.dtype)
+    counts.index_put_((row, tokens[row, place]), once, accumulate=True)
+
+
 def _having(feature: Feature, features: Tensor) -> Tensor:
-    """Which elements of `features` have a feature."""
+    """Indices of the elements of `features` that have a feature."""
     return torch.nonzero(features & int(feature)).flatten()

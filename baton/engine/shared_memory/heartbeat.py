@@ -20,14 +20,15 @@ UNKNOWN_STEP_S = 6.0
 
 
 class Beat(NamedTuple):
-    """What the engine wrote last. `expected_step_s`: predicted duration of the current step, seconds."""
+    """The values that the engine wrote last. `expected_step_s`: predicted duration of the current step,
+    seconds."""
 
     turns: int
     expected_step_s: float
 
 
 class Heartbeat:
-    """Either end of the heartbeat; only the engine calls `beat`."""
+    """The heartbeat of an engine, at either end; only the engine calls `beat`."""
 
     def __init__(self, memory: SharedMemory, offset: int) -> None:
         """`offset`: bytes at which `HEARTBEAT_BYTES` of `memory` are the heartbeat's."""

@@ -66,7 +66,7 @@ def logprob_bytes(capacity: int, top: int) -> int:
 
 
 class LogprobRecords:
-    """Either end of the array; `top` is the most alternatives that a record holds."""
+    """The array of records, at either end; `top` is the most alternatives that a record holds."""
 
     def __init__(self, memory: SharedMemory, offset: int, capacity: int, top: int) -> None:
         self.top = top

@@ -27,7 +27,7 @@ class EntryKind(IntEnum):
 
 
 class Feature(IntFlag):
-    """What a step's sampler must be able to do for an entry; a bit mask."""
+    """Capabilities that a step needs for an entry; a bit mask."""
 
     GREEDY = 1
     TEMPERATURE = 2
@@ -37,13 +37,15 @@ class Feature(IntFlag):
     MIN_TOKENS = 32
     LOGPROBS = 64
     MASKED = 128  # draws only by a mask made for that very token
+    DRAFTS = 256  # steps may verify drafts of it, which either sampler can
 
 
 ENTRY = np.dtype(
     [
         ("lap", "<u8"),  # written last; the entry counts when it is the reader's own lap
         ("from_step", "<u8"),
-        ("kind", "<u4"),
+        ("kind", "<u2"),
+        ("most_drafts", "<u2"),  # that one step may verify of the sequence
         ("slot", "<u4"),
         ("generation", "<u4"),
         ("features", "<u4"),
@@ -80,7 +82,7 @@ def mailbox_bytes(capacity: int) -> int:
 
 
 class Mailbox:
-    """Both ends; each process half uses its own: `post` the host's, `take` the step's."""
+    """The mailbox, at both ends; each process uses its own half: `post` the host's, `take` the step's."""
 
     def __init__(self, memory: SharedMemory, offset: int, capacity: int) -> None:
         self.capacity = capacity
@@ -96,7 +98,7 @@ class Mailbox:
 
     @property
     def posted(self) -> int:
-        """Entries posted so far."""
+        """Number of entries posted so far."""
         return self._posted
 
     def post(self, entry: Entry) -> None:

@@ -6,8 +6,8 @@ vocabulary. The mask process that follows a slot's sequence writes its row, the 
     writer   tag := none; the bits; tag := generation << 32 | position
     reader   tag; the bits; the same tag again, or the row is being written
 
-A row is written again only once its token was drawn, or by the next tenant of the slot. Each mask process
-has two more words, its heartbeat: a count of its turns, and the slot that it computes for.
+A row is written again only once its token was drawn, or by the next tenant of the slot. Each mask process has
+two more words, its heartbeat: a count of its iterations, and the slot that it computes for.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.device.shared_memory import SharedMemory
-from baton.engine.shared_memory.slot_positions import position_tag
+from baton.engine.shared_memory.slot_progress import position_tag
 
 NO_TAG = -1
 MOST_PROCESSES = 8
@@ -38,10 +39,14 @@ def mask_words(vocab_size: int) -> int:
 
 
 class MaskBoard:
-    """Either end; `begin`, `publish` and `beat` are a mask process's, `take` the engine's."""
+    """The board, at either end; `begin`, `publish` and `beat` are a mask process's, `take` the engine's."""
 
     def __init__(self, memory: SharedMemory, slots: int, vocab_size: int, process: int = 0) -> None:
-        """`process`: the number of the mask process whose heartbeat this is."""
+        """`process`: the number of the mask process whose heartbeat this is. Raises BatonError(INVALID) for
+        memory of another board."""
+        if memory.size != self.size(slots, vocab_size):
+            sizes = f"{self.size(slots, vocab_size)} bytes for {slots} slots and {vocab_size} tokens"
+            raise BatonError(ErrorKind.INVALID, f"a mask board of {memory.size} bytes, not {sizes}")
         words = mask_words(vocab_size)
         self.slots = slots
         self.vocab_size = vocab_size
@@ -61,7 +66,7 @@ class MaskBoard:
 
     @staticmethod
     def size(slots: int, vocab_size: int) -> int:
-        """Bytes of shared memory."""
+        """Bytes of shared memory for a board of these sizes."""
         return _HEADER_BYTES + 8 * slots + 4 * slots * mask_words(vocab_size)
 
     def begin(self, slot: int) -> Mask:
@@ -92,7 +97,7 @@ class MaskBoard:
 
     @property
     def beats(self) -> int:
-        """How often `beat` was called."""
+        """Number of calls of `beat` so far."""
         return int(self._beat[0])
 
     @property

@@ -39,7 +39,8 @@ _CACHE_LINE = 64
 
 
 class Finish(IntEnum):
-    """Why a slot ended; the values are those of `baton.v1.FinishReason`. The last two carry no token."""
+    """The reason why a slot ended; the values are those of `baton.v1.FinishReason`. The last two carry no
+    token."""
 
     NONE = 0
     STOP = 1
@@ -52,7 +53,7 @@ _FINISHES = tuple(Finish)
 
 
 class Record(NamedTuple):
-    """One word, decoded, with the logprobs of its token where they were asked for."""
+    """A decoded word of the ring, with the logprobs of its token where they were asked for."""
 
     slot: int
     generation: int
@@ -95,7 +96,7 @@ class _Ring:
 
     @property
     def steps(self) -> int:
-        """Steps that ran."""
+        """Number of steps that ran."""
         return int(self._steps[0])
 
     @property
@@ -115,7 +116,7 @@ class _Ring:
 
 
 class RingWriter(_Ring):
-    """The producer's end."""
+    """The producer's end of the ring."""
 
     def room(self) -> int:
         return self.capacity - (self._next - self.tail)
@@ -157,7 +158,7 @@ class RingWriter(_Ring):
 
 
 class RingReader(_Ring):
-    """The consumer's end."""
+    """The consumer's end of the ring."""
 
     def read(self, limit: int = 4096) -> list[Record]:
         """Takes up to `limit` valid words, in order, and publishes the new tail."""
@@ -194,7 +195,7 @@ class RingObserver(_Ring):
 
 
 def _sequence_of(word: int) -> tuple[int, int]:
-    """(slot, generation)."""
+    """Slot and generation in a word."""
     return word >> 24 & 0xFFF, word >> 36 & 0xFFFF
 
 

@@ -1,8 +1,8 @@
-"""Which kernels are tried for a product: those that were the fastest anywhere when a wide choice of tiles was
-measured on an H100 and an H200, over four shapes of three families.
+"""Lists the kernels that are tried for a product: those that were the fastest anywhere when a wide choice of
+tiles was measured on an H100 and an H200, over four shapes of three families.
 
 Up to 64 rows a product is bound by the bytes of W, and kernels that stream W once win; above that the
-vendor's library nearly always does, but for `wide_product` at 256 rows.
+vendor's library nearly always does, except `wide_product` at 256 rows.
 """
 
 from __future__ import annotations

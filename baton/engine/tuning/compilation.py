@@ -20,14 +20,14 @@ from baton.engine.kernels.weight_format import INT4_SPAN, WeightFormat
 _MOST_PROCESSES = 14
 # W [rows, K] of a compilation, and rows of x: any that kernels are not specialized for (K: `depth_like`).
 _ROWS, _DEPTH = 256, 4096
-# Triton compiles a kernel anew for integers that are multiples of this, and for those that are not.
+# Triton compiles a kernel separately for integers that are multiples of this, and for those that are not.
 _MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a kernel is compiled for, beside its tiles. `depth`: K of the compilation (`depth_like`); `dtype`
-    as torch spells it; `weight_format`: of a quantised weight."""
+    """The variant of a kernel that is compiled, beside its tiles. `depth`: K of the compilation
+    (`depth_like`); `dtype` as torch spells it; `weight_format`: of a quantised weight."""
 
     choice: Choice
     depth: int

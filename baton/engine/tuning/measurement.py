@@ -20,16 +20,21 @@ from baton.engine.tuning.candidates import candidates
 
 # Bytes of weights that a measurement goes through: several times the second-level cache of an H200.
 _ROTATED_BYTES = 400e6
-# Of a model so small that the GPU's cache holds all of it: more would measure nothing else and take minutes.
+# Most copies of weights that it goes through: where the GPU's cache holds them all, more would take minutes.
 _MOST_COPIES = 256
 _REPLAYS = 8
 
 
 def measure(
-    product: Product, rows: int, dtype: torch.dtype, device: torch.device, deadline_s: float
+    product: Product,
+    rows: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    deadline_s: float,
+    rotated_bytes: float = _ROTATED_BYTES,
 ) -> list[tuple[float, Choice]]:
-    """(microseconds, choice) of each candidate that this GPU can run, fastest first; empty where
-    `time.monotonic()` reaches `deadline_s` before all were tried.
+    """Times a product's kernels: (microseconds, choice) of each candidate that this GPU can run, fastest
+    first; empty where `time.monotonic()` reaches `deadline_s` before all were tried.
 
     `product` has shapes, epilogue and norms; its weights are not read and may be on the meta device. The norm
     of a product's result is the same whatever computes the product, and is left out.
@@ -39,7 +44,7 @@ def measure(
         product.linear.weight.format if isinstance(product.linear.weight, QuantizedWeight) else None
     )
     nbytes = n * k * dtype.itemsize if weight_format is None else weight_format.nbytes(n, k)
-    copies = min(max(1, int(_ROTATED_BYTES // nbytes)), _MOST_COPIES)
+    copies = min(max(1, int(rotated_bytes // nbytes)), _MOST_COPIES)
     x = torch.randn(rows, k, device=device, dtype=dtype)
     out = torch.zeros(rows, product.outputs, device=device, dtype=dtype)
     norm = None if product.norm is None else Norm(torch.ones(k, device=device, dtype=dtype), product.norm.eps)

@@ -32,7 +32,7 @@ from baton.engine.tuning.measurement import measure
 # Seconds that a start may spend on it, two thirds of them on compilation.
 LIMIT_S = 60.0
 _COMPILE_SHARE = 2 / 3
-# Of `time.monotonic()`: decades of seconds, and no infinity, which a wait does not take.
+# A time of `time.monotonic()` decades away; not infinity, which a wait does not take.
 _NEVER_S = 1e9
 # The order in which rows are measured, where time may not suffice for all.
 _IMPORTANCE = (1, 32, 64, 16, 128, 48, 24, 96, 192, 256)
@@ -80,8 +80,9 @@ def compile_kernels(
     deadline_s: float = _NEVER_S,
 ) -> None:
     """Compiles what `measured` will launch, until `time.monotonic()` reaches `deadline_s`."""
-    variants = _variants(wanted, dtype)
-    compile_all(variants, device.index or 0, deadline_s, partial(progress, "compiling"))
+    compile_all(
+        launched_variants(wanted, dtype), device.index or 0, deadline_s, partial(progress, "compiling")
+    )
 
 
 def measured(
@@ -102,7 +103,8 @@ def measured(
             yield entry_of(ProductKey.of(product, rows, dtype), choice, microseconds)
 
 
-def _variants(wanted: Sequence[tuple[Product, int]], dtype: torch.dtype) -> Iterator[Variant]:
+def launched_variants(wanted: Sequence[tuple[Product, int]], dtype: torch.dtype) -> Iterator[Variant]:
+    """Kernels to compile before `wanted` is measured, those that compile as they are measured left out."""
     for product, rows in wanted:
         for choice in candidates(product, rows):
             if not isinstance(choice, Library | WideTuning | W8A8Library):

@@ -26,7 +26,7 @@ CALL_S = 2.0
 # Most calls running or waiting; further ones are refused at once.
 MAX_CALLS = 1024
 
-# Commands that the server does not take are logged once in so many seconds.
+# Seconds between two log lines about commands that the server does not take.
 _REFUSALS_S = 60.0
 
 # Beginning of a script that reads the clock of Redis, which all stored times refer to, since clients' clocks
@@ -232,7 +232,7 @@ class Connection:
     def _failed(self, call: _Call, error: Exception) -> BatonError:
         """Counts and translates an error. Of a call that began before the last answer it is no sign of an
         outage."""
-        failure = _translate(error, str(self._endpoint))
+        failure = translate(error, str(self._endpoint))
         self._counters.calls_failed += 1
         if failure.kind is not ErrorKind.INTERNAL and not self._closed:
             self._follow(at_once=True)
@@ -268,7 +268,7 @@ async def _close(client: Client) -> None:
         _log.debug("redis_client_did_not_close", reason=type(error).__name__)
 
 
-def _translate(error: Exception, where: str) -> BatonError:
+def translate(error: Exception, where: str) -> BatonError:
     """The BatonError for an error of Redis or its client, without its text, which may contain keys."""
     if isinstance(error, BatonError):
         return error

@@ -14,7 +14,7 @@ SUM_PARTS = 128
 
 
 class Direction(Enum):
-    """Where a piece's words go; their sum is computed in any case."""
+    """Target of a piece's words; their sum is computed in any case."""
 
     GATHER = 0  # from blocks into staging
     SCATTER = 1  # from staging into blocks

@@ -97,7 +97,7 @@ def _move_runs(source, destination, runs, sums, ALIGNED: tl.constexpr, STORES: t
 
 
 def programs(runs: int, longest: int, *, beside_steps: bool = False) -> int:
-    """How many programs share each of `runs` runs of at most `longest` words."""
+    """Number of programs that share each of `runs` runs of at most `longest` words."""
     most = _PROGRAMS_BESIDE_STEPS if beside_steps else _PROGRAMS
     return max(1, min(most // runs, -(-longest // TILE_WORDS)))
 

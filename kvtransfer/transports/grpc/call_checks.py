@@ -1,9 +1,10 @@
-"""What a listener demands of a call before any of its messages is read: the cluster's token, and with TLS a
-certificate that is admitted."""
+"""Checks of a call before any of its messages is read: the cluster's token, and with TLS a certificate that
+is admitted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -23,11 +24,13 @@ Refuse = Callable[[grpc.ServicerContext, str], NoReturn]
 """Ends a call, for the reason given."""
 
 
-class TokenCheck(_ServerInterceptor):
-    """Refuses calls without the cluster's token."""
+class CallCheck(_ServerInterceptor):
+    """Refuses calls without the cluster's token and, with TLS, of peers that are not admitted; a call costs
+    one check, its messages cost nothing."""
 
-    def __init__(self, token: RpcToken, refuse: Refuse) -> None:
+    def __init__(self, token: RpcToken, tls: ListenerTls | None, refuse: Refuse) -> None:
         self._token = token
+        self._tls = tls
         self._refuse = refuse
         self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse_call)
 
@@ -37,34 +40,20 @@ class TokenCheck(_ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler | None:
         details: Any = handler_call_details
-        admitted = self._token.admits(details.method, details.invocation_metadata)
-        return continuation(handler_call_details) if admitted else self._refusal
+        if not self._token.admits(details.method, details.invocation_metadata):
+            return self._refusal
+        inner = continuation(handler_call_details)
+        if inner is None or self._tls is None:
+            return inner
+        checked: _Handler = with_method(inner, partial(self._checked, self._tls))
+        return checked
 
     def _refuse_call(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         self._refuse(context, UNAUTHENTICATED)
 
-
-class PeerCheck(_ServerInterceptor):
-    """Ends the calls of peers that are not admitted; a call costs one check, its messages cost nothing."""
-
-    def __init__(self, tls: ListenerTls, refuse: Refuse) -> None:
-        self._tls = tls
-        self._refuse = refuse
-
-    def intercept_service(
-        self,
-        continuation: _Continuation,
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> _Handler | None:
-        inner = continuation(handler_call_details)
-        if inner is None:
-            return None
-        checked: _Handler = with_method(inner, self._checked)
-        return checked
-
-    def _checked(self, method: Method) -> Method:
+    def _checked(self, tls: ListenerTls, method: Method) -> Method:
         def checked(request: object, context: grpc.ServicerContext) -> object:
-            refusal = self._tls.refusal(context.auth_context())
+            refusal = tls.refusal(context.auth_context())
             if refusal:
                 self._refuse(context, refusal)
             return method(request, context)

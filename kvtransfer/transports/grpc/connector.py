@@ -92,7 +92,7 @@ class GrpcSenderWire:
 
 
 class GrpcConnector:
-    """Opens links over gRPC."""
+    """Opens links to receivers over gRPC."""
 
     transport = GRPC
 
@@ -167,8 +167,8 @@ def _connect(channel: grpc.Channel, timeout_s: float) -> None:
 
 
 def _refusal(error: grpc.RpcError, message: str) -> BatonError:
-    """What a failed call means to the link's transfers. A status without a Baton error's details comes from
-    gRPC itself or from another server: but for limits and time-outs it is UNAVAILABLE."""
+    """Converts a failed call to an error for the link's transfers. A status without a Baton error's details
+    comes from gRPC itself or from another server: except for limits and time-outs it is UNAVAILABLE."""
     if not isinstance(error, grpc.Call):
         return BatonError(ErrorKind.UNAVAILABLE, message)
     metadata = tuple(error.trailing_metadata() or ())

@@ -34,11 +34,12 @@ from baton.v1.transfer_pb2 import (
 from kvtransfer.link.frame_queue import CONTROL_FRAMES, FrameQueue, receiver_queue
 from kvtransfer.link.interfaces import UnreachableError
 from kvtransfer.link.open_requests import LinkRequestQueue, RejectedCallers
+from kvtransfer.link.settings import ListenerSettings
 from kvtransfer.link.staging import Staging
 from kvtransfer.protocol.addresses import GRPC, Endpoint
 from kvtransfer.protocol.frames import FrameError, ReceiverFrame, SenderFrame, encode
-from kvtransfer.protocol.link_auth import Challenges, LinkAuth
-from kvtransfer.transports.grpc.call_checks import PeerCheck, TokenCheck
+from kvtransfer.protocol.link_auth import Challenges
+from kvtransfer.transports.grpc.call_checks import CallCheck
 from kvtransfer.transports.grpc.stream import (
     LINK_ID_KEY,
     SERVICE,
@@ -136,10 +137,10 @@ class GrpcLinkRequest:
 
     @property
     def device(self) -> None:
-        """None: bytes come to the host."""
+        """Returns None: bytes come to the host."""
 
     def window(self, pieces: int, piece_bytes: int) -> None:
-        """None: messages bring their pieces."""
+        """Returns None: messages bring their pieces."""
 
     def grant(
         self, response: OpenLinkResponse, staging: Staging, frames: FrameQueue[SenderFrame] | None = None
@@ -159,39 +160,33 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         self,
         host: str,
         port: int,
+        settings: ListenerSettings,
         *,
         piece_bytes: int,
-        peer_timeout_s: float,
-        max_links: int,
-        wake: Callable[[], None],
-        auth: LinkAuth | None = None,
         tls: LinkTls | None = None,
         listen_host: str | None = None,
     ) -> None:
         """`host`: the address that senders are told; `listen_host`: the one that is bound; None: the same.
         `tls`: None: plaintext. BatonError(INVALID) where it cannot bind."""
-        self._wake = wake
+        self._wake = settings.wake
         server_tls = None if tls is None else tls.server()
-        self._auth = auth or LinkAuth()
+        self._auth = settings.auth
         self._challenges = Challenges()
         self.rejected = RejectedCallers(GRPC)
         self._requests: LinkRequestQueue[GrpcLinkRequest] = LinkRequestQueue(
-            _OTHER_CALLS, peer_timeout_s, wake
+            _OTHER_CALLS, settings.peer_timeout_s, settings.wake
         )
         # Wires whose stream has not come yet; the next export removes closed ones.
         self._waiting: dict[int, GrpcReceiverWire] = {}
         self._wires: list[GrpcReceiverWire] = []
         self._lock = threading.Lock()
-        workers = 2 * max_links + _OTHER_CALLS
+        workers = 2 * settings.max_links + _OTHER_CALLS
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="transfer")
         self._server = grpc.server(
             self._pool,
-            options=channel_options(piece_bytes, peer_timeout_s),
+            options=channel_options(piece_bytes, settings.peer_timeout_s),
             maximum_concurrent_rpcs=workers,
-            interceptors=[
-                TokenCheck(self._auth.token, self._refuse_call),
-                *(() if server_tls is None else (PeerCheck(server_tls, self._refuse_call),)),
-            ],
+            interceptors=[CallCheck(self._auth.token, server_tls, self._refuse_call)],
         )
         self._health = health.HealthServicer()
         self._mount()

@@ -1,4 +1,5 @@
-"""What both ends of the grpc transport share: method and metadata names, channel options, the send queue."""
+"""Code that both ends of the grpc transport share: method and metadata names, channel options, the send
+queue."""
 
 from __future__ import annotations
 
@@ -7,15 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.rpc.connection_options import (
-    ENDLESS_PINGS,
-    EXCLUSIVE_PORT,
-    OWN_CONNECTION,
-    PING_INTERVAL_S,
-    PING_TIMEOUT_S,
-    keepalive,
-    message_limits,
-)
+from baton.rpc.connection_options import EXCLUSIVE_PORT, PING_INTERVAL_S, PING_TIMEOUT_S, member_options
 from kvtransfer.protocol.frames import HEADER_BYTES, MAX_COMMIT_BYTES
 
 SERVICE = "baton.v1.TransferService"
@@ -39,11 +32,8 @@ def channel_options(piece_bytes: int, peer_timeout_s: float) -> list[tuple[str, 
         max(_LEAST_S, min(bound, peer_timeout_s / 2)) for bound in (PING_INTERVAL_S, PING_TIMEOUT_S)
     )
     return [
-        *message_limits(max(piece_bytes, MAX_COMMIT_BYTES) + HEADER_BYTES),
+        *member_options(max(piece_bytes, MAX_COMMIT_BYTES) + HEADER_BYTES, interval_s, timeout_s),
         EXCLUSIVE_PORT,
-        OWN_CONNECTION,
-        *keepalive(interval_s, timeout_s),
-        ENDLESS_PINGS,
         ("grpc.http2.max_ping_strikes", 0),  # peers may ping at any rate
     ]
 
@@ -82,7 +72,7 @@ class SendQueue:
 
     @property
     def closed(self) -> BatonError | None:
-        """Why it was closed; None while open."""
+        """The reason why it was closed; None while open."""
         return self._closed
 
     def __iter__(self) -> Iterator[bytes]:

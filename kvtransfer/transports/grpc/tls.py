@@ -12,10 +12,10 @@ class ListenerTls(Protocol):
     """TLS of a listener; `baton.tls.server.ServerTls` is one."""
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For `add_secure_port`."""
+        """Returns the server's credentials for `add_secure_port`."""
 
     def refusal(self, auth_context: Mapping[str, bytes] | Mapping[str, Iterable[bytes]]) -> str:
-        """Why a peer with this `ServicerContext.auth_context()` is not admitted, or ""."""
+        """Says why a peer with this `ServicerContext.auth_context()` is not admitted, or ""."""
 
 
 class LinkTls(Protocol):

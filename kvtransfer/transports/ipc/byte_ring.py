@@ -91,7 +91,7 @@ class RingWriter(_Ring):
                 self._queued.popleft()
 
     def reader_idle(self) -> bool:
-        """Whether a doorbell is due: True once for each time that the reader found nothing."""
+        """True if a doorbell is due: once for each time that the reader found nothing."""
         idle = self._words[_IDLE] != 0
         self._words[_IDLE] = 0
         return idle
@@ -113,7 +113,7 @@ class RingWriter(_Ring):
 
 
 class RingReader(_Ring):
-    """Reads messages in order."""
+    """Reads the messages of a ring in order."""
 
     def __init__(self, memory: SharedMemory, offset: int) -> None:
         super().__init__(memory, offset)
@@ -136,11 +136,11 @@ class RingReader(_Ring):
         return None
 
     def arm_doorbell(self) -> bool:
-        """Requests a doorbell for the next message, where there is none; whether there is one."""
+        """Requests a doorbell for the next message, if there is none; returns True if there is one."""
         return self._there(sleeps=True)
 
     def writer_blocked(self) -> bool:
-        """Whether a doorbell is due: there is room again for a writer that found none."""
+        """True if a doorbell is due: there is room again for a writer that found none."""
         return self._words[_STUCK] != 0 and self._words[_TAIL] - self._position <= CAPACITY // 2
 
     def _there(self, sleeps: bool) -> bool:

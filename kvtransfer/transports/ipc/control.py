@@ -125,7 +125,8 @@ def peer_pidfd(sock: socket.socket) -> int:
 
 
 def check_user(sock: socket.socket) -> None:
-    """PermissionError where a process of another user connected, or listens, at the other end."""
+    """Checks the user of the other end. Raises PermissionError if a process of another user connected, or
+    listens."""
     _, uid = _peer(sock)
     if uid != os.geteuid():
         raise PermissionError(f"the other end is a process of user {uid}")
@@ -181,7 +182,7 @@ class Control:
         self._lock = threading.Lock()
 
     def send(self, byte: ControlByte) -> None:
-        """Sends a control byte; dropped where the peer has ended, or has so much unread that it needs no
+        """Sends a control byte; dropped if the peer has ended, or has enough unread that it needs no
         wake-up."""
         self._send(bytes((byte,)))
 
@@ -199,15 +200,15 @@ class Control:
         self._shut(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Called once by each of the two users; the last call closes the socket."""
+        """Gives up one of the two users' shares; the last call closes the socket."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
                 self._socket.close()
 
     def wait(self) -> list[ControlByte | BatonError]:
-        """What the peer has sent; blocks for at most a heartbeat's interval. Sets `ended` at the end of file.
-        ValueError for an unknown byte."""
+        """Returns the bytes and errors that the peer has sent; blocks for at most a heartbeat's interval.
+        Sets `ended` at the end of file. ValueError for an unknown byte."""
         now = time.monotonic()
         if now >= self._next_heartbeat:
             self.send(ControlByte.HEARTBEAT)
@@ -227,7 +228,7 @@ class Control:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing came for too long. Read after `wait`, so that a stop of this process does not
+        """True if nothing came for too long. Read after `wait`, so that a stop of this process does not
         count."""
         silent_s = time.monotonic() - self._received_at
         return not self.ended and (
@@ -263,6 +264,6 @@ class Control:
 
 
 def _stopped(pid: int) -> bool:
-    """Whether this process is stopped or traced."""
+    """True if this process is stopped or traced."""
     stat = process_stat(pid)
     return stat is not None and stat.state in "Tt"

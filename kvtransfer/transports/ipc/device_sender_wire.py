@@ -54,8 +54,8 @@ class IpcDeviceSenderWire(IpcSenderWire):
         with ExitStack() as undo:
             registered = device.register(memory.shared)
             undo.callback(registered.close)
-            self._window = device.open(memory.handle)
-            undo.callback(self._window.close)
+            self.window = device.open(memory.handle)
+            undo.callback(self.window.close)
             sums = memory.sums(pieces, registered.address)
             undo.callback(sums.detach)
             self._mover = RowMover(blocks, pieces, piece_bytes, Direction.READ, sums=sums)
@@ -102,7 +102,7 @@ class IpcDeviceSenderWire(IpcSenderWire):
     def _copy(self, piece: Piece, blocks: Sequence[int]) -> None:
         size = self._block_bytes[piece.group]
         source = self._pools[piece.group] + piece.offset
-        destination = self._window.address + piece.staging * self._piece_bytes
+        destination = self.window.address + piece.staging * self._piece_bytes
         each = min(size, piece.length)
         self._copies.copy_batch(destination, [source + block * size for block in blocks], each)
 
@@ -114,12 +114,12 @@ class IpcDeviceSenderWire(IpcSenderWire):
             return
         self._warm_until = now + _WARM_S
         try:
-            self._warming.copy(self._scratch.data_ptr(), self._window.address, self._scratch.nbytes)
+            self._warming.copy(self._scratch.data_ptr(), self.window.address, self._scratch.nbytes)
         except RuntimeError as error:
             self._device_failed(error)
 
     def _waiting(self) -> bool:
-        """Whether the last piece waits for its blocks to become final."""
+        """True if the last piece waits for its blocks to become final."""
         return self._waited_for is not None and not self._waited_for.query()
 
     def _device_failed(self, error: RuntimeError) -> None:

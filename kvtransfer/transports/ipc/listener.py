@@ -30,9 +30,10 @@ from baton.v1.transfer_pb2 import (
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.link.interfaces import LinkRequest
 from kvtransfer.link.open_requests import LinkRequestQueue, RejectedCallers
+from kvtransfer.link.settings import ListenerSettings
 from kvtransfer.link.staging import Staging, Window
 from kvtransfer.protocol.addresses import IPC, Endpoint
-from kvtransfer.protocol.link_auth import Challenges, LinkAuth
+from kvtransfer.protocol.link_auth import Challenges
 from kvtransfer.transports.ipc.byte_ring import STORES_IN_ORDER
 from kvtransfer.transports.ipc.control import (
     CONNECT_TIMEOUT_S,
@@ -90,32 +91,24 @@ class _IpcLinkRequest:
 class IpcListener:
     """An abstract socket: not in the file system, gone with its process, and for this user alone."""
 
-    def __init__(
-        self,
-        *,
-        peer_timeout_s: float,
-        max_links: int,
-        wake: Callable[[], None],
-        device: LinkDevice | None = None,
-        auth: LinkAuth | None = None,
-    ) -> None:
+    def __init__(self, settings: ListenerSettings, device: LinkDevice | None = None) -> None:
         """`device`: where blocks go that come from a device. BatonError(INVALID) where this machine cannot
         have such links."""
         if not STORES_IN_ORDER:
             raise BatonError(ErrorKind.INVALID, "ipc needs a processor with ordered stores")
         self.endpoint = Endpoint(IPC, address_of(f"baton-{secrets.token_hex(16)}"))
-        self._wake = wake
+        self._wake = settings.wake
         self._device = device
-        self._auth = auth or LinkAuth()
+        self._auth = settings.auth
         self._challenges = Challenges()
         self.rejected = RejectedCallers(IPC)
         self._requests: LinkRequestQueue[_IpcLinkRequest] = LinkRequestQueue(
-            _MAX_CONNECTING, peer_timeout_s, wake
+            _MAX_CONNECTING, settings.peer_timeout_s, settings.wake
         )
         self._lock = threading.Lock()
         self._wires: list[IpcReceiverWire] = []
         self._threads: set[threading.Thread] = set()
-        self._most_threads = max_links + _MAX_CONNECTING
+        self._most_threads = settings.max_links + _MAX_CONNECTING
         self._closing = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(socket_name(self.endpoint.address))

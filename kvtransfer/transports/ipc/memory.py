@@ -31,7 +31,7 @@ SUMS = ARRIVED + MAX_HANDLE_BYTES  # a cache line of its own
 
 
 def bytes_for_device(window_pieces: int) -> int:
-    """How many bytes are behind the rings where the window is device memory."""
+    """Number of bytes behind the rings if the window is device memory."""
     return SUMS - _WINDOW + window_pieces * ROW_BYTES
 
 
@@ -56,8 +56,8 @@ class LinkMemory:
 
     @classmethod
     def attach(cls, descriptor: int, window_bytes: int) -> LinkMemory:
-        """Maps a receiver's memory with so many bytes behind the rings, at the sender; closes the descriptor.
-        ValueError for memory of another size, OSError."""
+        """Maps a receiver's memory with `window_bytes` behind the rings, at the sender; closes the
+        descriptor. ValueError for memory of another size, OSError."""
         try:
             shared = SharedMemory.attach(descriptor)
         except (ValueError, OSError):
@@ -81,17 +81,18 @@ class LinkMemory:
         return arrived
 
     def sums(self, window_pieces: int, address: int = 0) -> PieceSums:
-        """`address`: of this memory's first byte, on the device that writes the sums."""
+        """Views of the partial sums. `address`: of this memory's first byte, on the device that writes the
+        sums."""
         parts = self.shared.region(SUMS, window_pieces * SUM_PARTS, "<u8")
         return PieceSums(parts.reshape(window_pieces, SUM_PARTS), address + SUMS)
 
     def receiver_rings(self, window_pieces: int) -> tuple[RingReader, RingWriter]:
-        """At the receiver: from the sender, to the sender."""
+        """Returns the receiver's ends of the rings: from the sender, to the sender."""
         out = RingWriter(self.shared, _TO_SENDER, 2 * window_pieces + CONTROL_FRAMES)
         return RingReader(self.shared, _TO_RECEIVER), out
 
     def sender_rings(self, window_pieces: int) -> tuple[RingReader, RingWriter]:
-        """At the sender: from the receiver, to the receiver."""
+        """Returns the sender's ends of the rings: from the receiver, to the receiver."""
         out = RingWriter(self.shared, _TO_RECEIVER, window_pieces + CONTROL_FRAMES)
         return RingReader(self.shared, _TO_SENDER), out
 

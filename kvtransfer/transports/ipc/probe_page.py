@@ -23,7 +23,7 @@ _REACHED_AT = _DEVICE_AT + _DEVICE_BYTES
 
 
 def answer_to(nonce: bytes) -> bytes:
-    """What a process that has mapped the page writes after the nonce."""
+    """Returns the bytes that a process which has mapped the page writes after the nonce."""
     return bytes(byte ^ 0xFF for byte in nonce)
 
 
@@ -38,18 +38,18 @@ class ProbePage:
             _write(self.memory, _DEVICE_AT, device.name.encode()[:_DEVICE_BYTES])
 
     def answered(self) -> bool:
-        """Whether the sender has mapped and answered it."""
+        """True once the sender has mapped and answered the page."""
         found = self.memory.bytes[NONCE_BYTES : 2 * NONCE_BYTES].tobytes()
         return found == answer_to(self._nonce)
 
     def device_reached(self) -> bool:
-        """Whether the sender's device will write to the listener's."""
+        """True if the sender's device will write to the listener's."""
         return bool(self.memory.bytes[_REACHED_AT] == 1)
 
 
 def fill(page: SharedMemory, device: LinkDevice | None) -> bool:
-    """Answers a listener's page, at the sender; whether `device` will write to the listener's.
-    ValueError where both have a device, and the sender's cannot write the memory of the listener's."""
+    """Answers a listener's page, at the sender; returns True if `device` will write to the listener's.
+    ValueError if both have a device, and the sender's cannot write the memory of the listener's."""
     _write(page, NONCE_BYTES, answer_to(page.bytes[:NONCE_BYTES].tobytes()))
     name = page.bytes[_DEVICE_AT:_REACHED_AT].tobytes().rstrip(b"\0").decode(errors="replace")
     if not name or device is None:

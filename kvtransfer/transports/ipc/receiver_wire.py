@@ -64,7 +64,7 @@ class IpcReceiverWire(IpcWire):
         return int(self._arrived[0])
 
     def arrival_event(self, piece: Piece) -> Event | None:
-        """None: the sender's device brings the bytes, and counts them for the host."""
+        """Returns None: the sender's device brings the bytes, and counts them for the host."""
         return None
 
     def checksum(self, piece: Piece) -> int:
@@ -76,7 +76,7 @@ class IpcReceiverWire(IpcWire):
 
     def fenced(self) -> bool:
         with self._state:
-            return self._closed and (self._fenced or self._control is None)
+            return self._closed and (self._fenced or self.control is None)
 
     def close(self, error: BatonError) -> None:
         with self._state:
@@ -84,18 +84,18 @@ class IpcReceiverWire(IpcWire):
                 return
             self._closed = True
             self._break(error)
-            if self._control is None:
+            if self.control is None:
                 self._memory.shared.drop_descriptor()
             else:
-                self._control.send_error(error)
-                self._control.finish()
-                self._control.release()
+                self.control.send_error(error)
+                self.control.finish()
+                self.control.release()
 
     def abandon(self) -> None:
         """Ends the thread that waits for the fence without one: the receiver's process is ending."""
         self._abandoned = True
-        if self._control is not None:
-            self._control.end()
+        if self.control is not None:
+            self.control.end()
 
     def serve(self, sock: socket.socket, response: SignedOpenLinkResponse, sender: int) -> None:
         """Runs from the grant to the fence, in a thread of its own; `sender`: the pidfd of the process that
@@ -116,11 +116,12 @@ class IpcReceiverWire(IpcWire):
             with contextlib.suppress(OSError):  # it closed the socket, and may have the memory all the same
                 send_message(sock, 0, response.SerializeToString(), self._memory.shared.fd)
             self._memory.shared.drop_descriptor()
-            self._control = control  # from here on the loop sends too
+            self.control = control  # from here on the loop sends too
             return control
 
     def _wait_for_fence(self, control: Control, sender: int) -> bool:
-        """Whether the sender can no longer write: it has ended, or has resumed and unmapped the window."""
+        """Waits until the sender can no longer write: it has ended, or has resumed and unmapped the window.
+        Returns False if the wait was abandoned."""
         process = select.poll()
         process.register(sender, select.POLLIN)
         while not self._abandoned:

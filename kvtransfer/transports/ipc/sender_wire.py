@@ -42,12 +42,12 @@ class IpcSenderWire(IpcWire):
     ) -> None:
         rings = memory.sender_rings(response.window_pieces)
         super().__init__(rings, wake, "receiver", between_devices=between_devices)
-        self._memory = memory
+        self.memory = memory
         self._pieces = response.window_pieces
         self._piece_bytes = response.piece_bytes
-        self._control = Control(sock)
-        self._control.send(ControlByte.ATTACHED)
-        threading.Thread(target=self._wait, args=(self._control,), name="link-control", daemon=True).start()
+        self.control = Control(sock)
+        self.control.send(ControlByte.ATTACHED)
+        threading.Thread(target=self._wait, args=(self.control,), name="link-control", daemon=True).start()
 
     def put(self, piece: Piece, payload: memoryview) -> None:
         if self._closed or self._broken is not None:
@@ -55,7 +55,7 @@ class IpcSenderWire(IpcWire):
         if piece.staging < self._pieces:  # the receiver reports an index outside the window
             start = piece.staging * self._piece_bytes
             source = np.frombuffer(payload, dtype=np.uint8)
-            self._memory.window[start : start + len(source)] = source
+            self.memory.window[start : start + len(source)] = source
         self._add(encode_piece_header(piece))
 
     def receive(self) -> ReceiverFrame | None:
@@ -74,16 +74,16 @@ class IpcSenderWire(IpcWire):
         self._break(BatonError(ErrorKind.UNAVAILABLE, "the sender closed the link"))
         self._reader.close()
         self._writer.close()
-        assert self._control is not None
+        assert self.control is not None
         try:
             self._release_device()
-            self._memory.unmap()
+            self.memory.unmap()
         except (BufferError, RuntimeError):  # a view is open, or CUDA fails: the end of the process proves it
-            _LOG.exception("link_window_not_unmapped")
+            _LOG.exception("staging_unmap_failed")
         else:
-            self._control.send(ControlByte.UNMAPPED)
-        self._control.end()
-        self._control.release()
+            self.control.send(ControlByte.UNMAPPED)
+        self.control.end()
+        self.control.release()
 
     def _release_device(self) -> None:
         """Releases what else this end has of the receiver's."""

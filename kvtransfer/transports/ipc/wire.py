@@ -1,4 +1,4 @@
-"""What the two wires of an ipc link share: frames through the rings, doorbells through the socket.
+"""Code that the two wires of an ipc link share: frames through the rings, doorbells through the socket.
 
 Only the loop accesses the rings. A thread that waits on the socket reports the peer's end, its errors and its
 silence, and wakes the loop.
@@ -19,9 +19,9 @@ _BUSY_S = 0.002
 
 
 class IpcWire:
-    """One end of a link; `_control` is set once the peer can know of the memory."""
+    """One end of a link; `control` is set once the peer can know of the memory."""
 
-    _control: Control | None
+    control: Control | None
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class IpcWire:
         self._reader, self._writer = rings
         self._wake = wake
         self._peer = peer
-        self._control = None
+        self.control = None
         self._broken: BatonError | None = None
         self._closed = False
         self._unreadable = False  # a malformed frame was read: what follows it does not count
@@ -65,7 +65,7 @@ class IpcWire:
         return message
 
     def busy_poll(self) -> bool:
-        """Whether something may come without a doorbell; if False, a doorbell will be rung."""
+        """True if something may come without a doorbell; if False, a doorbell will be rung."""
         if self._closed or not self._between_devices:
             return False
         return time.monotonic() < self._busy_until or self._reader.arm_doorbell()
@@ -92,8 +92,8 @@ class IpcWire:
         self._break(error)
 
     def _send(self, byte: ControlByte) -> None:
-        if self._control is not None:
-            self._control.send(byte)
+        if self.control is not None:
+            self.control.send(byte)
 
     def _break(self, error: BatonError) -> None:
         """Called by either thread; keeps the first reason."""

@@ -24,7 +24,7 @@ _POLL_S = 0.002
 
 
 class NcclConnector:
-    """Opens links between GPUs."""
+    """Opens links between GPUs over NCCL."""
 
     transport = NCCL
 

@@ -1,4 +1,4 @@
-"""What the nccl links of one process share: the library, and whether it can still be trusted.
+"""State that the nccl links of one process share: the library, and whether it can still be trusted.
 
 On such a link the bytes of a piece go from the sender's staging to the same index of the receiver's, over an
 NCCL channel between the two processes. Frames have a TCP socket of their own (`frame_socket`). A gRPC stream
@@ -115,7 +115,7 @@ class NcclEndpoint:
                     _LOG.exception("nccl_channel_abort_failed")
 
     def abort(self, channel: NcclChannel, why: str, then: Callable[[], None] | None = None) -> None:
-        """Aborts it; `then` is called by a thread of its own when it has terminated. Idempotent."""
+        """Aborts a channel; `then` is called by a thread of its own when it has terminated. Idempotent."""
         with self._lock:
             if channel not in self._aborting:
                 self._aborting.append(channel)
@@ -123,7 +123,7 @@ class NcclEndpoint:
 
     @property
     def hung(self) -> bool:
-        """Whether an abort ever took too long. Stays True: a worker that sees it drains and restarts."""
+        """True if an abort ever took too long. Stays True: a worker that sees it drains and restarts."""
         with self._lock:
             self._hung = self._hung or any(channel.hung for channel in self._aborting)
             self._aborting = [channel for channel in self._aborting if not channel.terminated]

@@ -19,8 +19,8 @@ from kvtransfer.link.open_requests import RejectedCallers
 
 SECRET_BYTES = 32
 # How many callers may be sending their secret at once, and for how long each.
-_MAX_CALLERS = 64
-_SECRET_TIMEOUT_S = 2.0
+MAX_CALLERS = 64
+SECRET_TIMEOUT_S = 2.0
 _POLL_S = 0.5
 
 
@@ -53,9 +53,18 @@ class FrameAcceptor:
     """The acceptor of one listener. Its thread accepts callers, and calls `wake` when one has sent its
     secret."""
 
-    def __init__(self, host: str, wake: Callable[[], None], port: int = 0) -> None:
+    def __init__(
+        self,
+        host: str,
+        wake: Callable[[], None],
+        port: int = 0,
+        max_callers: int = MAX_CALLERS,
+        secret_timeout_s: float = SECRET_TIMEOUT_S,
+    ) -> None:
         """`port` 0: any free one. BatonError(INVALID) where it cannot bind."""
         self._wake = wake
+        self._max_callers = max_callers
+        self._secret_timeout_s = secret_timeout_s
         self._rejected = RejectedCallers("nccl")
         self._expected: dict[bytes, Future[socket.socket]] = {}
         self._lock = threading.Lock()
@@ -112,10 +121,10 @@ class FrameAcceptor:
         except OSError:
             return  # the caller has gone, or this acceptor closes
         caller.setblocking(False)
-        if len(self._callers) >= _MAX_CALLERS:
+        if len(self._callers) >= self._max_callers:
             caller.close()
             return
-        self._callers[caller] = bytearray(), time.monotonic() + _SECRET_TIMEOUT_S
+        self._callers[caller] = bytearray(), time.monotonic() + self._secret_timeout_s
         self._selector.register(caller, selectors.EVENT_READ)
 
     def _read(self, caller: socket.socket) -> None:

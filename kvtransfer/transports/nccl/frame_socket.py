@@ -19,21 +19,24 @@ from baton.base.errors import BatonError, ErrorKind
 from kvtransfer.protocol.frames import HEADER_BYTES, MAX_COMMIT_BYTES, FrameError
 
 _LENGTH = struct.Struct("<I")
-_LONGEST = MAX_COMMIT_BYTES + HEADER_BYTES
+MAX_FRAME_BYTES = MAX_COMMIT_BYTES + HEADER_BYTES
 _READ = 1 << 16
 # How long both ends poll within microseconds after the last frame.
-_BUSY_S = 0.002
+BUSY_S = 0.002
 
 
 class FrameSocket:
     """One end of the connection. Owned by the loop; the thread only waits."""
 
-    def __init__(self, sock: socket.socket, bound: int, wake: Callable[[], None], peer: str) -> None:
+    def __init__(
+        self, sock: socket.socket, bound: int, wake: Callable[[], None], peer: str, busy_s: float = BUSY_S
+    ) -> None:
         """Owns the socket from now on. `bound`: how many frames may wait for the peer to read. `peer`: its
         name in errors."""
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
+        self._busy_s = busy_s
         self._bound = bound
         self._wake = wake
         self._peer = peer
@@ -52,7 +55,7 @@ class FrameSocket:
         if len(self._unsent) >= self._bound:
             self._break(BatonError(ErrorKind.UNAVAILABLE, "the peer does not read its frames"))
             return
-        self._busy_until = time.monotonic() + _BUSY_S
+        self._busy_until = time.monotonic() + self._busy_s
         self._unsent.append(memoryview(_LENGTH.pack(len(message)) + message))
         self._flush()
 
@@ -65,15 +68,16 @@ class FrameSocket:
         if message is None and self._broken is None and self._read():
             message = self._next()
         if message is not None:
-            self._busy_until = time.monotonic() + _BUSY_S
+            self._busy_until = time.monotonic() + self._busy_s
         return message
 
     def failure(self) -> BatonError | None:
-        """Why no further frame will be received; None while the connection works."""
+        """Says why no further frame will be received; None while the connection works."""
         return self._broken
 
     def busy_poll(self) -> bool:
-        """Whether to poll again within microseconds; if False, the next frame causes a wake-up."""
+        """True if the socket should be polled again within microseconds; if False, the next frame causes a
+        wake-up."""
         if self._closed or self._broken is not None:
             return False
         if self._unsent or time.monotonic() < self._busy_until:
@@ -82,7 +86,7 @@ class FrameSocket:
         return False
 
     def close(self) -> None:
-        """Unsent frames are lost. Idempotent."""
+        """Closes the socket; unsent frames are lost. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -124,7 +128,7 @@ class FrameSocket:
         if len(self._received) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._received)
-        if length > _LONGEST:
+        if length > MAX_FRAME_BYTES:
             self._received.clear()
             malformed = FrameError(f"a frame of {length} bytes")
             self._break(malformed)
@@ -140,7 +144,7 @@ class FrameSocket:
         self._break(BatonError(ErrorKind.UNAVAILABLE, f"the {self._peer}'s frames: {error}"))
 
     def _break(self, error: BatonError) -> None:
-        """Keeps the first reason."""
+        """Breaks the socket; the first reason is kept."""
         if self._broken is None:
             self._broken = error
         self._unsent.clear()

@@ -10,6 +10,7 @@ from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.link.frame_queue import FrameQueue
 from kvtransfer.link.interfaces import LinkRequest
+from kvtransfer.link.settings import ListenerSettings
 from kvtransfer.link.staging import Staging
 from kvtransfer.protocol.addresses import NCCL, Endpoint
 from kvtransfer.protocol.frames import FrameError, SenderFrame
@@ -76,12 +77,9 @@ class NcclListener:
         self,
         host: str,
         port: int,
-        *,
-        peer_timeout_s: float,
-        max_links: int,
-        wake: Callable[[], None],
+        settings: ListenerSettings,
         nccl: NcclEndpoint,
-        auth: LinkAuth | None = None,
+        *,
         frames_port: int = 0,
         tls: LinkTls | None = None,
         listen_host: str | None = None,
@@ -89,23 +87,12 @@ class NcclListener:
         """`host`, `listen_host`: as for `GrpcListener`. `frames_port`: for the links' frames; 0: any
         free one. `tls`: of the requests and keepalive streams; the frames and what NCCL sends are plaintext.
         BatonError(INVALID) where it cannot bind."""
-        self._auth = auth or LinkAuth()
-        self._over_grpc = GrpcListener(
-            host,
-            port,
-            piece_bytes=0,
-            peer_timeout_s=peer_timeout_s,
-            max_links=max_links,
-            wake=wake,
-            auth=self._auth,
-            tls=tls,
-            listen_host=listen_host,
-        )
+        self._auth, self._wake = settings.auth, settings.wake
+        self._over_grpc = GrpcListener(host, port, settings, piece_bytes=0, tls=tls, listen_host=listen_host)
         self._nccl = nccl
-        self._wake = wake
         self.endpoint = Endpoint(NCCL, self._over_grpc.endpoint.address)
         try:
-            self._acceptor = FrameAcceptor(listen_host or host, wake, frames_port)
+            self._acceptor = FrameAcceptor(listen_host or host, settings.wake, frames_port)
         except BatonError:
             self._over_grpc.close()
             raise

@@ -54,8 +54,8 @@ class NcclSenderWire:
         self._nccl = nccl
         self._channel = channel
         self._staging = staging
-        self._keepalive = keepalive
-        self._frames = frames
+        self.keepalive = keepalive
+        self.frames = frames
         self._pieces = pieces
         self._mover = RowMover(
             blocks, pieces, response.piece_bytes, Direction.GATHER, sums=staging, staging=staging
@@ -70,7 +70,7 @@ class NcclSenderWire:
         raise AssertionError("blocks on a device are sent by `announce` and `read`")
 
     def announce(self, piece: Piece) -> None:
-        self._frames.add(encode_piece_header(piece))  # first, so that the receive is posted in time
+        self.frames.add(encode_piece_header(piece))  # first, so that the receive is posted in time
 
     def read(self, piece: Piece, blocks: Sequence[int], after: Event | None) -> Event | None:
         if self._closed:
@@ -94,24 +94,24 @@ class NcclSenderWire:
 
     def send(self, frame: SenderControl) -> None:
         """Sends a frame after what was announced, whose bytes may come later."""
-        self._frames.add(encode(frame))
+        self.frames.add(encode(frame))
 
     def receive(self) -> ReceiverFrame | None:
         if self._malformed is not None:
             return None
         try:
-            message = self._frames.take()
+            message = self.frames.take()
             return None if message is None else decode_from_receiver(message)
         except FrameError as malformed:
             self._malformed = malformed
             return None
 
     def failure(self) -> BatonError | None:
-        if (error := self._malformed or self._keepalive.failure()) is not None:
+        if (error := self._malformed or self.keepalive.failure()) is not None:
             return error
         if (why := self._channel.failure) is not None:
             return BatonError(ErrorKind.UNAVAILABLE, why)
-        if (error := self._frames.failure()) is None:
+        if (error := self.frames.failure()) is None:
             return None
         now = time.monotonic()
         self._failed_at = self._failed_at or now
@@ -121,7 +121,7 @@ class NcclSenderWire:
         """Does nothing: the device has just computed the blocks, and kernels read them."""
 
     def busy_poll(self) -> bool:
-        return self._frames.busy_poll()
+        return self.frames.busy_poll()
 
     def close(self) -> None:
         """Blocks until the device reads no block any more; the staging is freed once the channel has
@@ -133,6 +133,6 @@ class NcclSenderWire:
             self._stream.synchronize()
         except RuntimeError:
             _LOG.exception("link_device_failed")
-        self._frames.close()
-        self._keepalive.close()
+        self.frames.close()
+        self.keepalive.close()
         self._nccl.abort(self._channel, "the sender closed the link", self._staging.free)

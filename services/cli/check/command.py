@@ -24,7 +24,7 @@ from services.common.config.secret_files import read_secret_file
 
 _TOKENS = 8
 _PROMPT = "Hello"
-_RETRY_S = 1.0
+RETRY_S = 1.0
 # Timeout of one attempt: a connection that hangs leaves time for others.
 _ATTEMPT_S = 60.0
 
@@ -40,11 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
     check = Check(target)
     deadline = time.monotonic() + target.timeout_s
     for name, step in check.steps.items():
-        write_line(sys.stdout, f"{name}: {_until(name, step, deadline)}")
+        write_line(sys.stdout, f"{name}: {until_done(name, step, deadline)}")
     return 0
 
 
-def _until(name: str, step: Step, deadline: float) -> str:
+def until_done(name: str, step: Step, deadline: float) -> str:
     """The step's result; tries again until the deadline. Raises BatonError with why the last attempt failed,
     or the one before it where the last was cut off: that says more."""
     why = ""
@@ -56,9 +56,9 @@ def _until(name: str, step: Step, deadline: float) -> str:
             ended = time.monotonic()
             if not why or ended < deadline:
                 why = error.message
-            if ended + _RETRY_S >= deadline:
+            if ended + RETRY_S >= deadline:
                 raise BatonError(ErrorKind.UNAVAILABLE, f"{name}: {why}") from None
-        time.sleep(_RETRY_S)
+        time.sleep(RETRY_S)
 
 
 class Check:
@@ -74,7 +74,7 @@ class Check:
 
     @property
     def steps(self) -> dict[str, Step]:
-        """By name, in order."""
+        """The steps by name, in order."""
         return {
             "GET /health": self._health,
             "GET /v1/models": self._models,

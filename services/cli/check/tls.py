@@ -16,7 +16,7 @@ def usable(tls: Tls) -> Tls:
 
 
 def http_context(tls: Tls) -> ssl.SSLContext:
-    """For HTTPS. Raises `BatonError(INVALID)` where a file is unusable."""
+    """Creates the TLS context of HTTPS calls. Raises `BatonError(INVALID)` where a file is unusable."""
     context = ssl.create_default_context(cafile=tls.ca_file)
     if tls.cert_file is not None and tls.key_file is not None:
         try:

@@ -1,4 +1,4 @@
-"""What several subcommands share: AdminService calls, optional dependencies, formatting, output.
+"""Code that several subcommands share: AdminService calls, optional dependencies, formatting, output.
 
 Every folder of `services.cli` may import it; it imports none of them.
 """

@@ -52,8 +52,9 @@ def bare_address(address: str | None) -> str | None:
 def call_error(
     address: str, error: grpc.RpcError, *, default: bool, variable: str = SECRET_VARIABLE
 ) -> BatonError:
-    """What every command reports where its call to the router at `address` failed. `default`: no admin port
-    was given, so the message suggests `--admin`. `variable`: has the secret or key that this port needs.
+    """Returns the error that every command reports if its call to the router at `address` failed. `default`:
+    no admin port was given, so the message suggests `--admin`. `variable`: has the secret or key that this
+    port needs.
 
     The kind is the router's where the call itself is wrong (INVALID, NOT_FOUND, CONFLICT), else UNAVAILABLE.
     """

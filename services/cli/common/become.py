@@ -9,6 +9,8 @@ from typing import NoReturn
 from pydantic import BaseModel
 
 from baton.base.python_module import python_module
+from services.cli.common.free_port import require_free
+from services.common.config.cluster import ClusterConfig
 from services.common.processes.child_protocol import DETACHED
 
 
@@ -24,3 +26,11 @@ def become(module: str, config: BaseModel) -> NoReturn:
     os.dup2(descriptor, sys.stdin.fileno())
     command = python_module(module, DETACHED)
     os.execv(command[0], command)
+
+
+def become_group(config: ClusterConfig) -> NoReturn:
+    """Replaces this process by the one that supervises a group of workers. Raises BatonError(INVALID) where
+    its admin port is taken."""
+    if config.admin_http_port:
+        require_free(config.bound_admin_http_host, config.admin_http_port, "worker.admin_http_port")
+    become("services.cluster.group", config)

@@ -20,7 +20,7 @@ def require(*extras: str, hint: str = "") -> None:
     ends with `hint`. Nothing is checked where Baton itself is not installed, as in a checkout on PYTHONPATH.
     """
     try:
-        missing = sorted({name for extra in extras for name in _packages_of(extra) if not _installed(name)})
+        missing = sorted({name for extra in extras for name in _packages_of(extra) if not installed(name)})
     except PackageNotFoundError:
         return
     if missing:
@@ -50,7 +50,8 @@ def _same(name: str, other: str) -> bool:
     return re.sub(r"[-_.]+", "-", name).lower() == other
 
 
-def _installed(name: str) -> bool:
+def installed(name: str) -> bool:
+    """True if the distribution of that name is installed."""
     try:
         distribution(name)
     except PackageNotFoundError:

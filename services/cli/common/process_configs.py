@@ -99,5 +99,6 @@ def check_ports(ranges: Iterable[tuple[str, int, int]]) -> None:
 
 
 def request_drain_s(drain_s: float) -> float:
-    """How long running requests may go on in a process that must exit within `drain_s` seconds of SIGTERM."""
+    """Seconds for which running requests may go on in a process that must exit within `drain_s` seconds of
+    SIGTERM."""
     return drain_s - min(_END_S, _END_SHARE * drain_s)

@@ -56,7 +56,7 @@ class Answer:
 
     @property
     def tpot_ms(self) -> float:
-        """(last token - first token) / (tokens - 1) in ms; 0 for a single token."""
+        """Mean time per output token after the first, in ms; 0 for a single token."""
         return (self.last - self.first) * 1e3 / (self.tokens - 1) if self.tokens > 1 else 0.0
 
     def add(self, response: router_pb2.GenerateResponse) -> None:

@@ -44,11 +44,11 @@ class Screen:
 
 
 def answers_table(answers: list[Answer]) -> Table:
-    """A table with one row per prompt, at most 100 columns wide."""
-    table = plain_table("prompts")
-    for heading in ("", "prompt tokens", "TTFT ms", "TPOT ms", "tokens", "KV shipped"):
+    """A table with one row per prompt, at most 80 columns wide where workers have short names."""
+    table = plain_table("prompts (prompt, output: in tokens)")
+    for heading in ("", "prompt", "TTFT ms", "TPOT ms", "output", "KV shipped"):
         table.add_column(heading, justify="right")
-    for heading in ("prefilled by", "decoded by", "ended by"):
+    for heading in ("prefill", "decode", "ended by"):
         table.add_column(heading)
     for answer in answers:
         table.add_row(str(answer.number), *_cells(answer))

@@ -6,17 +6,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import os
 
 from google.protobuf import json_format
 from rich.console import Console
 
+from baton.base.errors import BatonError, ErrorKind
 from baton.v1 import admin_pb2
 from services.cli.common.admin_call import TIMEOUT_S, add_admin_flag
+from services.cli.common.console import console
+from services.cli.status import watch
 from services.cli.status.slow_worker import slow_worker
-from services.cli.status.source import StatusSource, is_partial
+from services.cli.status.source import CANNOT_SERVE, StatusSource, is_partial
 from services.cli.status.view import (
     NO_WORKERS,
+    experts_line,
     headline,
     latency_table,
     problems,
@@ -25,18 +28,8 @@ from services.cli.status.view import (
     worker_table,
 )
 
-CANNOT_SERVE = 1
-# Width of output to a file or a pipe.
-_PIPE_WIDTH = 180
-
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add_address(parser)
-    parser.add_argument("--json", action="store_true", help="print the response as one JSON object")
-
-
-def add_address(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that `status` and `top` share."""
     parser.add_argument(
         "address",
         nargs="?",
@@ -51,6 +44,10 @@ def add_address(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="window of rates and latencies, 1 to 60 (default 10)",
     )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the response as one JSON object")
+    form.add_argument("--watch", action="store_true", help="refresh until q is pressed, with a map of slots")
+    watch.add_flags(parser)
 
 
 def seconds(text: str) -> int:
@@ -62,8 +59,12 @@ def seconds(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the status; returns 1 if the cluster cannot serve or a worker's integrity check failed. Raises
-    BatonError where the router does not answer."""
+    """Prints the status, once or repeatedly; returns 1 if the cluster cannot serve or a worker's integrity
+    check failed. Raises BatonError where the router does not answer."""
+    if arguments.watch:
+        return watch.run(arguments)
+    if arguments.once or arguments.interval is not None:
+        raise BatonError(ErrorKind.INVALID, "--interval and --once go with --watch")
     answer = asyncio.run(fetch(StatusSource(arguments.address, arguments.admin), arguments.window))
     if arguments.json:
         print(json_format.MessageToJson(answer, always_print_fields_with_no_presence=True, indent=None))
@@ -71,14 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
         show(console(), answer)
     consistent = all(not worker.worker.audit.integrity_error for worker in answer.workers)
     return 0 if answer.router.serving and consistent else CANNOT_SERVE
-
-
-def console() -> Console:
-    """A console for the terminal, or of a fixed width without one."""
-    plain = Console(highlight=False)
-    if plain.is_terminal or "COLUMNS" in os.environ:
-        return plain
-    return Console(highlight=False, width=_PIPE_WIDTH)
 
 
 async def fetch(source: StatusSource, window_s: int) -> admin_pb2.AdminServiceGetStatusResponse:
@@ -97,6 +90,8 @@ def show(screen: Console, answer: admin_pb2.AdminServiceGetStatusResponse) -> No
         screen.print(NO_WORKERS)
         return
     screen.print(worker_table(list(answer.workers), screen.width, "workers (slots and blocks: used/all)"))
+    if mixture := experts_line(list(answer.workers)):
+        screen.print(mixture)
     screen.print("", store_line(answer), sep="\n")
     for line in problems(list(answer.workers)):
         screen.print(line)

@@ -1,4 +1,4 @@
-"""Source of `baton status` and `baton top`: AdminService, or the totals of the public service."""
+"""Source of `baton status`: AdminService, or the totals of the public service."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from services.cli.common.admin_call import bare_address, call_error
 
 # The API key of the public port, where that needs one.
 API_KEY_VARIABLE = "BATON_API_KEY"
+# Exit code of a status that says so.
+CANNOT_SERVE = 1
 # Deadline of the check whether the default admin port belongs to the given router.
 _PROBE_S = 1.0
 
@@ -97,5 +99,5 @@ class StatusSource:
 
 
 def is_partial(answer: admin_pb2.AdminServiceGetStatusResponse) -> bool:
-    """Whether the response is from the public service, which reports no workers."""
+    """True if the response is from the public service, which reports no workers."""
     return not answer.grpc_address

@@ -1,4 +1,4 @@
-"""Tables and lines that `baton status`, `baton top` and the demo share; they fit the terminal's width."""
+"""Tables and lines that `baton status` and the demo share; they fit the terminal's width."""
 
 from __future__ import annotations
 
@@ -166,6 +166,11 @@ def _milliseconds(value: float) -> str:
     return f"{value:.1f}" if value else _NONE
 
 
+def _tokens_per_step(worker: admin_pb2.WorkerStatus) -> str:
+    value = worker.worker.audit.tokens_per_step
+    return f"{value:.2f}" if value else _NONE
+
+
 def _links(worker: admin_pb2.WorkerStatus) -> str:
     links = worker.worker.audit.links
     return str(len(links)) if links else _NONE
@@ -187,6 +192,7 @@ COLUMNS = (
     Column("state", state_name, left=True),
     Column("pool", lambda worker: worker.pool or _NONE, width=120, left=True),
     Column("weights", lambda worker: worker.weight_format or _NONE, width=150, left=True),
+    Column("devices", lambda worker: str(worker.worker.audit.devices or 1), width=180),
     Column("slots", _slots, _all_slots),
     Column("blocks", _blocks, _all_blocks),
     Column("queue", *_figures(queued, prefills)),
@@ -194,6 +200,7 @@ COLUMNS = (
     Column("out/s", *_figures(lambda worker: worker.worker.audit.recent_decode.tokens, decodes)),
     Column("step ms", lambda worker: _milliseconds(steps_of(worker).mean_ms)),
     Column("p99", lambda worker: _milliseconds(steps_of(worker).p99_ms), width=100),
+    Column("tok/step", _tokens_per_step, width=120),
     Column("prompts", *_figures(lambda worker: worker.worker.audit.prompts_run, prefills), width=120),
     Column("decoded", *_figures(lambda worker: worker.worker.audit.tokens_decoded, decodes), width=120),
     Column(
@@ -262,6 +269,21 @@ def problems(workers: Workers) -> Iterator[Text]:
             again = f"in {link.retry_in_s:.0f} s" if link.retry_in_s >= 1 else "now"
             failed = f": its link to {link.decode} failed {times}, and is used again {again}: {link.reason}"
             yield Text.assemble((name_of(worker), "bold red"), failed)
+
+
+def experts_line(workers: Workers) -> Text | None:
+    """The parameters of a mixture of experts, and how evenly its experts are taken; None for other models."""
+    mixtures = [one.worker.audit.experts for one in workers if one.worker.audit.HasField("experts")]
+    if not mixtures:
+        return None
+    first, busiest = mixtures[0], max(one.imbalance for one in mixtures)
+    total, active = (_billions(count) for count in (first.total_parameters, first.active_parameters))
+    line = Text(f"{total} total, {active} active: a token takes {first.taken} of {first.count} experts")
+    return line.append(f"; the busiest has {busiest:.1f} x the mean" if busiest else "")
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:.1f}B" if count >= 1e8 else f"{count / 1e6:.2g}M"
 
 
 def store_line(status: admin_pb2.AdminServiceGetStatusResponse) -> Text:

@@ -10,15 +10,13 @@ starting → serving → draining → ended
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-import socket
 import sys
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from baton.base.addresses import join_address, listening_host
+from services.cli.common.free_port import require_free
 from services.cli.common.messages import notify, write_line
 from services.cli.up.local_cluster import Addresses, LocalCluster, Programs, first_of
 from services.common.config.reader import invalid
@@ -126,15 +124,3 @@ def require_free_ports(config: Settings) -> None:
         if port:
             flags[port] = flag
             require_free(host, port, flag)
-
-
-def require_free(host: str, port: int, flag: str) -> None:
-    """Raises `BatonError(INVALID)` if the port cannot be bound."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(listening_host(host), port, type=socket.SOCK_STREAM)[0]
-        with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
-    except OSError as error:
-        raise invalid(f"cannot listen on {join_address(host, port)} ({flag}): {error.strerror}") from None

@@ -179,7 +179,7 @@ def with_generated_secrets(config: Settings) -> Settings:
 
 
 def state_config(config: Settings, cluster_id: str, redis: EmbeddedRedis | None) -> StateConfig | None:
-    """Where router and workers keep their soft state; None without state."""
+    """Returns the configuration of the soft state of router and workers; None without state."""
     url = redis.url if redis else config.state.redis_url
     if url is None or url == NO_STATE:
         return None

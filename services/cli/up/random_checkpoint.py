@@ -38,7 +38,7 @@ Weights = dict[str, npt.NDArray[np.float32]]
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/baton`, else `~/.cache/baton`."""
+    """Returns the folder of cached checkpoints: `$XDG_CACHE_HOME/baton`, else `~/.cache/baton`."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(root).expanduser() / "baton"
 

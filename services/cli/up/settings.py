@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from baton.base.addresses import is_loopback
 from baton.base.cluster_auth import SECRET_VARIABLE
-from services.cli.common import process_configs
+from services.cli.common import extras, process_configs
 from services.cli.common.messages import warn
 from services.common.config import reader
 from services.common.config.reader import invalid
@@ -34,11 +34,22 @@ def load(
     Raises `BatonError(INVALID)` with one line for the first error.
     """
     settings = reader.read(replace(UP, defaults=defaults or {}), arguments, environment, warn=warn)
+    settings = _with_ray(settings)
     check_cluster(settings)
     process_configs.check_redis_url(settings.state)
     check_public_access(settings.router.host, settings.auth)
     _check_secret(settings)
     return settings
+
+
+def _with_ray(settings: Settings) -> Settings:
+    """The settings with a local Ray where none is named and Ray is installed, else with none."""
+    supervision = settings.supervision
+    if supervision.ray_address is not None:
+        return settings
+    address = "local" if extras.installed("ray") else "none"
+    update = {"supervision": supervision.model_copy(update={"ray_address": address})}
+    return settings.model_copy(update=update)
 
 
 def check_cluster(settings: Settings) -> None:

@@ -1,17 +1,23 @@
 """`python -m services.cluster.group`: ClusterConfig as JSON on stdin; runs its workers until SIGTERM.
 
+SIGTERM drains all workers and exits 0. When this process is killed instead, detached workers run on, and its
+next start adopts them; others end with it. Exit code 1: it failed, or Ray was lost or cannot be joined.
+
 stdout   the ready line, with the admin HTTP port, once every worker has served; or an error
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 
 from services.cluster.group.metrics import group_registry
 from services.cluster.group.probes import GroupProbes
 from services.cluster.plain_cluster import PlainCluster
+from services.cluster.ray_cluster import RayCluster
+from services.cluster.supervised import SupervisedCluster
 from services.common.config.cluster import ClusterConfig
 from services.common.config.plaintext import plaintext_ports
 from services.common.observability.admin_http import AdminHttp
@@ -29,8 +35,9 @@ log = get_log("group")
 async def serve(config: ClusterConfig, stop: StopSignal) -> None:
     """Runs the group until `stop`. Raises BatonError: INVALID where a port cannot be bound or would be
     plaintext against the configuration, or there are too few GPUs, UNAVAILABLE where the GPU driver does not
-    answer."""
-    configure_logs(config.log_level, exception_texts=True, process="group", group=config.name)
+    answer, or Ray is lost or cannot be joined."""
+    process = "supervisor" if config.detached else "group"
+    configure_logs(config.log_level, exception_texts=True, process=process, group=config.name)
     for worker in config.workers:
         plaintext_ports(worker)  # a worker would refuse to start again and again
     probes = GroupProbes(config.workers)
@@ -46,10 +53,10 @@ async def serve(config: ClusterConfig, stop: StopSignal) -> None:
 
 
 async def _run(config: ClusterConfig, stop: StopSignal, probes: GroupProbes, address: str) -> None:
-    cluster = PlainCluster(config)
+    cluster = RayCluster(config, stop.install) if config.on_ray else PlainCluster(config)
     stopping = asyncio.create_task(stop.wait())
     running = asyncio.create_task(_watch(cluster, probes, address))
-    within_s = 0.0
+    within_s: float | None = None if config.detached else 0.0  # None: the workers run on
     try:
         await asyncio.wait({stopping, running}, return_when=asyncio.FIRST_COMPLETED)
         probes.drain()
@@ -61,16 +68,18 @@ async def _run(config: ClusterConfig, stop: StopSignal, probes: GroupProbes, add
         for task in (stopping, running):
             task.cancel()
         await asyncio.gather(stopping, running, return_exceptions=True)
-        await cluster.stop(within_s)
-        log.info("workers_ended")
+        if within_s is not None:
+            await cluster.stop(within_s)
+            log.info("workers_ended")
+        await cluster.close()
 
 
-async def _watch(cluster: PlainCluster, probes: GroupProbes, address: str) -> None:
+async def _watch(cluster: SupervisedCluster, probes: GroupProbes, address: str) -> None:
     """Starts the workers and gives their state to the probes. Raises what supervision fails with."""
     await cluster.open()
     reported = False
     while True:
-        probes.update(await cluster.status())
+        probes.update(cluster.status())
         if not reported and probes.unhealthy() is None:
             reported = True
             report_ready({"admin_http": address})
@@ -82,4 +91,7 @@ def _on_left(pids: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(ClusterConfig, serve))
+    code = run_child(ClusterConfig, serve)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # Ray's own exit handlers would wait for the Ray that has just ended

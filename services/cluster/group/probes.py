@@ -32,23 +32,23 @@ class GroupProbes:
         self._loaded |= {name for name, report in status.reports.items() if report.phase is Phase.SERVING}
 
     def drain(self) -> None:
-        """No worker gets new work from now on."""
+        """Ends the group's readiness: no worker gets new work from now on."""
         self._draining = True
 
     def ready(self, name: str) -> bool:
-        """Whether that worker serves and is ready itself."""
+        """True if that worker serves and is ready itself."""
         report = self._reports.get(name)
         if report is None or report.phase is not Phase.SERVING:
             return False
         return bool(report.incarnation) and not report.unready
 
     def unhealthy(self) -> str | None:
-        """ "starting" until every worker has been loaded once; from then on it is this process's own task to
-        end and restart workers."""
+        """Returns "starting" until every worker has been loaded once; from then on it is this process's own
+        task to end and restart workers."""
         return STARTING if self._loaded < self._roles.keys() and not self._draining else None
 
     def unready(self) -> str | None:
-        """Why the group cannot serve requests: a role without any ready worker."""
+        """Says why the group cannot serve requests: a role without any ready worker."""
         if self._draining:
             return "the group is draining"
         for role in dict.fromkeys(self._roles.values()):

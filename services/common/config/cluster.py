@@ -13,9 +13,10 @@ from services.common.config.worker import WorkerConfig
 class SupervisionSettings(StrictModel):
     """The operator's settings of how workers are started and supervised."""
 
-    ray_address: str = setting(
-        "local",
-        "Ray of the workers: `local`: a new one; `none`: no Ray; `HOST:PORT`: an existing one",
+    ray_address: str | None = setting(
+        None,
+        "Ray of the workers: `local`: a new one; `none`: no Ray; `HOST:PORT`: an existing one; unset: "
+        "`local` where Ray is installed",
         flag=True,
         min_length=1,
     )
@@ -30,9 +31,14 @@ class SupervisionSettings(StrictModel):
     )
 
     @property
+    def on_ray(self) -> bool:
+        """True if workers run in Ray's actors."""
+        return self.ray_address not in (None, "none")
+
+    @property
     def on_another_ray(self) -> bool:
-        """Whether workers run on an existing Ray cluster, and so possibly on other machines."""
-        return self.ray_address not in ("local", "none")
+        """True if workers run on an existing Ray cluster, and so possibly on other machines."""
+        return self.on_ray and self.ray_address != "local"
 
     @field_validator("secrets_file")
     @classmethod
@@ -43,7 +49,8 @@ class SupervisionSettings(StrictModel):
 
 
 class ClusterConfig(SupervisionSettings):
-    """Configuration of a process that starts workers: of `baton up`, `worker-group` or `supervise`."""
+    """Configuration of a process that starts workers: of `baton up`, `baton worker group` or `baton ray
+    supervise`."""
 
     cluster_id: str = Field(
         pattern="^[0-9a-z-]+$", description="random, so that several clusters can share one Ray"
@@ -53,12 +60,15 @@ class ClusterConfig(SupervisionSettings):
     secret_names: tuple[str, ...] = Field((), description="secrets that are read on a worker's machine")
     secret_files: dict[str, Path] | None = Field(
         None,
-        description="of `baton supervise`: the file of each secret, at the same path on every Ray node. Its "
-        "workers outlive it, and are adopted when it is back; each has the address and a name of its node, "
-        "BATON_HOST and BATON_NAME there",
+        description="of `baton ray supervise`: the file of each secret, at the same path on every Ray node",
+    )
+    detached: bool = Field(
+        False,
+        description="of `baton ray supervise`: its workers outlive it, and are adopted when it is back; each "
+        "has ports of its place on its node, counted from the configured ones",
     )
     abandoned_s: float = Field(
-        600.0, gt=0, description="a worker that no supervisor has called for so long drains and ends"
+        600.0, gt=0, description="a detached worker drains and ends after this time without a supervisor"
     )
     name: str = Field("", description="of a group, which its workers share, or of the supervisor")
     host: str = Field("127.0.0.1", min_length=1, description="address at which others reach it")
@@ -71,6 +81,11 @@ class ClusterConfig(SupervisionSettings):
         description="also restart a worker whose first start failed, or whose name a newer start has taken",
     )
     log_level: LogLevel = "info"
+
+    @property
+    def gpus_needed(self) -> int:
+        """GPUs that all workers have together, those counted repeatedly that several workers share."""
+        return sum(worker.engine.tensor_parallel for worker in self.workers)
 
     @property
     def bound_admin_http_host(self) -> str:

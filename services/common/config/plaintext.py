@@ -8,7 +8,8 @@ from services.common.config.worker import WorkerConfig
 
 
 def plaintext_ports(config: WorkerConfig) -> list[str]:
-    """What would be plaintext on an address other than loopback, ports for probes and metrics excepted.
+    """Names the ports that would be plaintext on an address other than loopback, those for probes and metrics
+    excepted.
 
     NCCL encrypts nothing, so its links are listed even with TLS. Raises BatonError(INVALID) where the
     configuration requires TLS and something that could have it has not.

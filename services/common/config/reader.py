@@ -30,15 +30,24 @@ _TREE = {one.path: one for one in settings_of()}
 _PRIVATE = ("state", "auth", "prefix_secret", "cluster_secret", "tracing")
 
 
-def add_flags(parser: argparse.ArgumentParser, view: View, *, file: bool | None = True) -> None:
-    """Adds the flags of a view's settings, and `--config`: required where `file` is True, optional where it
-    is False, none at all where it is None."""
+def add_flags(
+    parser: argparse.ArgumentParser, view: View, *, file: bool | None = True, usage: str = ""
+) -> None:
+    """Adds the flags of a view's settings, by section, and `--config`: required where `file` is True,
+    optional where it is False, none at all where it is None. `usage`: the command's own required flags."""
+    own = f"{usage} " if usage else ""
     if file is not None:
-        add_config_flag(parser, "YAML file of settings, keys see below", required=file)
+        add_config_flag(parser, "YAML file of settings; its keys are listed below", required=file)
         parser.epilog = "Keys of FILE: " + ", ".join(one.path for one in view.settings if not one.fixed) + "."
+        own += "-c FILE " if file else "[-c FILE] "
+    parser.usage = f"%(prog)s {own}[FLAGS]"
+    sections: dict[str, Callable[..., object]] = {}
     for one in view.settings:
         if one.flag:
-            _add_flag(parser, one)
+            name = one.path.partition(".")[0] if "." in one.path else "general"
+            if name not in sections:
+                sections[name] = parser.add_argument_group(f"settings: {name}").add_argument
+            _add_flag(sections[name], one)
 
 
 def add_config_flag(parser: argparse.ArgumentParser, text: str, *, required: bool = True) -> None:
@@ -138,26 +147,27 @@ def first_problem(error: ValidationError, *, values: bool = True) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """ "(did you mean …?)", where a known name is near to one that is not."""
+    """Returns "(did you mean …?)" if a known name is near to one that is not."""
     last = {path.rpartition(".")[2]: path for path in known}
     found = difflib.get_close_matches(name.rpartition(".")[2], last, 1, 0.7)
     return f" (did you mean {last[found[0]]}?)" if found else ""
 
 
-def _add_flag(parser: argparse.ArgumentParser, one: Setting) -> None:
+def _add_flag(add: Callable[..., object], one: Setting) -> None:
     bare = "true" if bool in one.types else None
+    kind = "true|false" if bare else "|".join(one.choices) or one.unit.upper().partition(" ")[0]
     sentence = without_links(one.sentence).replace("%", "%%")
-    parser.add_argument(
+    add(
         one.flag or "",
         dest=one.key,
-        metavar="none" if one.is_section else "|".join(one.choices) or one.unit.upper().partition(" ")[0],
+        metavar="none" if one.is_section else "RATIO" if kind.isdigit() else kind,
         help=f"{sentence} (default {one.default})" if one.default else sentence,
         nargs="?" if bare else None,
         const=bare,
     )
     if one.field.default is True:
         no = f"--no-{one.key.replace('_', '-')}"
-        parser.add_argument(no, dest=one.key, action="store_const", const="false", help="the reverse of it")
+        add(no, dest=one.key, action="store_const", const="false", help="the reverse of it")
 
 
 def _refuse_keys(values: Mapping[str, Any], view: View) -> None:
@@ -178,7 +188,7 @@ def _refuse_keys(values: Mapping[str, Any], view: View) -> None:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by path."""
+    """Maps nested values to their paths."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         path = f"{prefix}{key}"

@@ -1,4 +1,4 @@
-"""Configuration of the router."""
+"""Configuration of the router's processes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ class ConnectionLimits(StrictModel):
     )
     max_grpc_connections: int = setting(1024, "open gRPC connections; further ones are closed at once", ge=8)
     max_unread_mb: PositiveInt = setting(
-        256, "memory for output that no client has read yet; beyond it the request with the most fails"
+        256,
+        "memory for output that no client has read yet; beyond it the request with the most fails",
+        unit="MiB",
     )
     max_buffered_body_mb: int = fixed(
         256, "it is 256 MiB; beyond it the connection with the most of one gets 503"
@@ -221,12 +223,12 @@ class RouterSettings(StrictModel):
 
     @property
     def serves_public_metrics(self) -> bool:
-        """Whether /metrics is on the public HTTP port too."""
+        """True if /metrics is on the public HTTP port too."""
         return is_loopback(self.host) if self.public_metrics is None else self.public_metrics
 
 
 class GroupMember(StrictModel):
-    """Which of several router processes this is, and the folder of their sockets."""
+    """Index of a process among several router processes, and the folder of their sockets."""
 
     index: int = Field(ge=0)
     count: int = Field(ge=2)
@@ -258,7 +260,7 @@ class RouterConfig(RouterSettings):
 
     @property
     def serves_ui(self) -> bool:
-        """Whether the web page is served. It runs prompts, and its port is plaintext: other machines may
+        """True if the web page is served. It runs prompts, and its port is plaintext: other machines may
         reach it only where it needs a key, and TLS is not required."""
         if is_loopback(self.bound_admin_http_host):
             return self.ui

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from baton.base.cluster_auth import MIN_SECRET_LENGTH, prefix_secret
 from services.common.config.cluster import SupervisionSettings
@@ -23,7 +23,7 @@ from services.common.config.worker import EngineConfig
 
 
 class ModelSource(StrictModel):
-    """Model that `baton fetch-model` downloads into the folder `model`."""
+    """Model that `baton model fetch` downloads into the folder `model`."""
 
     hub_id: str = setting(..., "id of the model in the hub, such as `owner/llama`", min_length=1)
     revision: str = setting("main", "branch, tag or commit of the model in the hub")
@@ -45,7 +45,7 @@ class Settings(StrictModel):
 
     model: str | None = setting(
         None,
-        "what to serve: a checkpoint folder, a hub id, `demo` (a tiny model of Baton's own), or `random`; a "
+        "model to serve: a checkpoint folder, a hub id, `demo` (a tiny model of Baton's own), or `random`; a "
         "router reads tokenizer and configuration alone; unset: `demo`",
         who="everyone",
         flag=True,
@@ -79,6 +79,20 @@ class Settings(StrictModel):
         description="keys of `engine` for the workers of one role (`prefill: {…}`, `decode: {…}`), which go "
         "before those of `engine`",
         json_schema_extra={"who": "experts"},
+    )
+    prefill_tensor_parallel: PositiveInt | None = setting(
+        None,
+        "devices of each prefill worker; unset: `engine.tensor_parallel`",
+        unit="devices",
+        who="experts",
+        flag=True,
+    )
+    decode_tensor_parallel: PositiveInt | None = setting(
+        None,
+        "devices of each decode worker; unset: `engine.tensor_parallel`. Any number hands over to any other",
+        unit="devices",
+        who="experts",
+        flag=True,
     )
     transfer: TransferConfig = TransferConfig()
     worker: WorkerPorts = WorkerPorts()
@@ -142,6 +156,9 @@ class Settings(StrictModel):
         """The engine settings of a role, with `gpu_links` for its peers in this cluster. Raises
         pydantic.ValidationError where those of the role alone are invalid."""
         engine, own = self.engine, self.engine_of_role.get(role, {})
+        devices = {"prefill": self.prefill_tensor_parallel, "decode": self.decode_tensor_parallel}.get(role)
+        if devices is not None:
+            own = own | {"tensor_parallel": devices}
         if own:
             engine = EngineConfig(**(engine.model_dump(exclude_unset=True) | own))
         counts = self.role_counts

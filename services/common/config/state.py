@@ -11,7 +11,7 @@ NO_STATE = "none"
 
 
 class StateConfig(StrictModel):
-    """Where a process finds the cluster's soft state. Its repr shows no secret.
+    """The place of the cluster's soft state. Its repr shows no secret.
 
     In the configuration of a process, URL and namespace are set.
     """

@@ -1,4 +1,4 @@
-"""Configuration of traces."""
+"""Configuration of the traces of requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _TRACES_PATH = "/v1/traces"
 
 
 class TracingSettings(StrictModel):
-    """Where the spans of requests are sent. OTLP's own environment variables state the rest."""
+    """The collector that the spans of requests are sent to. OTLP's own environment variables state the
+    rest."""
 
     otlp_endpoint: str | None = setting(
         None,

@@ -13,7 +13,7 @@ KVWire = Literal["native", "fp8", "int8"]
 
 
 class TransferConfig(StrictModel):
-    """Links between workers."""
+    """Configuration of the links between workers."""
 
     transport: Transport = setting(
         "auto",

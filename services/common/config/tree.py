@@ -15,13 +15,14 @@ from pydantic.fields import FieldInfo
 from baton.base.cluster_auth import SECRET_VARIABLE
 from services.common.config.settings import Settings
 
+_DECISION = re.compile(r" \(\[\d{4}\]\([^)]*\)\)")
 _LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")
 # A setting without a flag, since arguments are seen by all users of a machine, but with a variable.
 _SECRET = "cluster_secret"
 _UNITS = {
     "_ms": "ms",
     "_s": "s",
-    "_mb": "MiB",
+    "_mb": "MB",
     "_kb": "KiB",
     "_bytes": "bytes",
     "_tokens": "tokens",
@@ -118,8 +119,8 @@ class Setting:
 
 
 def without_links(sentence: str) -> str:
-    """A sentence of the page, for where a link of Markdown is of no use."""
-    return _LINK.sub(r"\1", sentence)
+    """A sentence of the page without its links, and without the numbers of decisions, for a terminal."""
+    return _LINK.sub(r"\1", _DECISION.sub("", sentence))
 
 
 def settings_of(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[Setting]:

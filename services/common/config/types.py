@@ -43,8 +43,8 @@ def setting(
 
 
 def fixed(default: Any, why: str, **bounds: Any) -> Any:  # noqa: ANN401
-    """Declares a value that is no public setting: Baton itself sets it, or nobody can choose it better. A
-    file that has it is refused with `why`, which completes "KEY is not a setting: "."""
+    """Declares a value that is no public setting: Baton itself sets it, or no other value is better. A file
+    that has it is refused with `why`, which completes "KEY is not a setting: "."""
     return Field(default, json_schema_extra={"fixed": why}, **bounds)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 HOST_VARIABLE, NAME_VARIABLE = "BATON_HOST", "BATON_NAME"
 LISTEN_VARIABLE = "BATON_LISTEN_HOST"
-# Those that are no settings: of workers in containers, of commands, of the images.
+# Variables that are no settings: of workers in containers, of commands, of the images.
 OTHERS = (HOST_VARIABLE, LISTEN_VARIABLE, NAME_VARIABLE, "BATON_API_KEY", "BATON_KERNELS", "BATON_RUN_DIR")
 
 _PREFIX = "BATON_"

@@ -1,4 +1,4 @@
-"""Which part of the tree each command reads, and what it must be given."""
+"""The parts of the tree that each command reads, and the settings that it must be given."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ _JOINING = ("cluster_secret", "state.namespace", "state.redis_url")
 UP = View(
     "baton up",
     (
-        *("model", "served_model_name", "prefill", "decode", "both", "engine", "transfer", "router", "auth"),
+        *("model", "served_model_name", "prefill", "decode", "both", "engine", "engine_of_role", "transfer"),
+        *("prefill_tensor_parallel", "decode_tensor_parallel", "router", "auth"),
         *("supervision", "state.redis_url", "state.namespace", "tracing", "prefix_secret", "cluster_secret"),
         *("cluster_secret_file", "worker_metrics_port", "start_timeout_s", "drain_s", "log_level"),
         "router_restarts",
@@ -77,15 +78,15 @@ ROUTER = View(
 WORKER = View("baton worker", (*_WORKERS, "cluster_secret", "prefix_secret"), ("model",), _LOADING)
 WORKER_WITH_FILE = View(WORKER.command, WORKER.keys, ("model", *_JOINING), _LOADING)
 WORKER_GROUP = View(
-    "baton worker-group", (*_WORKERS, "worker_metrics_port"), WORKER_WITH_FILE.required, _LOADING
+    "baton worker group", (*_WORKERS, "worker_metrics_port"), WORKER_WITH_FILE.required, _LOADING
 )
 SUPERVISE = View(
-    "baton supervise",
+    "baton ray supervise",
     (*WORKER_GROUP.keys, "engine_of_role", "prefill", "decode", "supervision"),
     WORKER_GROUP.required,
     {**_LOADING, "prefill": 1, "decode": 1},
     secrets=(),
 )
 KEYS = View("baton keys", required=_JOINING, secrets=("cluster_secret", "state.redis_url"))
-KERNELS = View("baton warm-kernels", ("model", "engine"), ("model",), secrets=())
-FETCH_MODEL = View("baton fetch-model", (), ("model", "model_source"), _LOADING, secrets=())
+KERNELS = View("baton model compile", ("model", "engine"), ("model",), secrets=())
+FETCH_MODEL = View("baton model fetch", (), ("model", "model_source"), _LOADING, secrets=())

@@ -27,9 +27,14 @@ KVDType = Literal["auto", "fp8"]
 Numerics = Literal["auto", "exact", "fast"]
 Weights = Literal["file", "random"]
 Quantization = Literal["fp8", "int8", "int4"]
+Speculation = Literal["off", "lookup", "table", "auto"]
 
 # Default slots of a decode worker: on a CPU, and the most on a GPU.
 CPU_SLOTS, MOST_DEFAULT_SLOTS = 16, 256
+# As in `baton.engine.shared_memory.step_shape`, which the cluster process does not import.
+MOST_DRAFTS = 7
+# Memory of the lookahead table of a worker whose drafts come from nowhere else.
+_TABLE_MB = 64
 
 
 class EngineConfig(StrictModel):
@@ -38,8 +43,8 @@ class EngineConfig(StrictModel):
     device: Device = setting(
         "auto", "where the model runs: cpu, or cuda (a GPU); auto: on a GPU where there is one", flag=True
     )
-    device_index: int | None = fixed(
-        None, "workers take GPUs in turn; CUDA_VISIBLE_DEVICES names those they may use"
+    device_indexes: tuple[int, ...] = fixed(
+        (), "workers take GPUs in turn; CUDA_VISIBLE_DEVICES names those they may use"
     )
     dtype: DType = setting(
         "auto",
@@ -90,8 +95,17 @@ class EngineConfig(StrictModel):
     tune: Literal["auto", "off", "full"] = setting(
         "auto",
         "measure at the start which kernels are fastest for the model's matrix products; auto: shapes that "
-        "no table has, for up to 60 s, kept beside compiled kernels; off: never; full: all, however long it "
+        "no table has, for up to 60 s, kept with compiled kernels; off: never; full: all, however long it "
         "takes",
+        flag=True,
+    )
+    tensor_parallel: PositiveInt = setting(
+        1,
+        "devices of a worker, which divide every layer's heads and inner width among them "
+        "([0078](decisions/0078-ranks-are-devices.md)); must divide the model's KV heads. So far with "
+        "`engine.device: cpu` alone, as a model of what GPUs will do",
+        unit="devices",
+        who="experts",
         flag=True,
     )
     block_tokens: int | None = setting(
@@ -134,10 +148,42 @@ class EngineConfig(StrictModel):
         ge=1,
         le=4096,
     )
-    rows_per_slot: int = fixed(1, "it is 1: a sequence advances by one token a step")
+    speculation: Speculation = setting(
+        "off",
+        "guess the next tokens of an output, so that one decode step may give several; in mode `exact` the "
+        "tokens are the same either way. lookup: by looking the last ones up in the sequence's own text and "
+        "in the request's `prediction` "
+        "([0073](decisions/0073-drafts-are-accepted-by-the-engines-own-draw.md)); auto: the same, as far as "
+        "right guesses pay for what guesses cost; table: by what followed them in the tenant's earlier "
+        "outputs alone, for measurements; off: one token a step",
+        flag=True,
+    )
+    draft_tokens: int = setting(
+        MOST_DRAFTS,
+        "most tokens that are guessed for a sequence in one step, where `engine.speculation` is on",
+        who="experts",
+        ge=1,
+        le=MOST_DRAFTS,
+    )
+    lookup_tokens: int = setting(
+        32_768,
+        "latest tokens of a sequence that guesses are looked up in, its prediction included; 4 bytes each on "
+        "the device, for every slot",
+        who="experts",
+        ge=64,
+        le=1 << 20,
+    )
+    lookahead_table_mb: NonNegativeInt | None = setting(
+        None,
+        "device memory of a table of how a tenant's earlier outputs went on, which guesses are looked up in "
+        "too, where `engine.speculation` is on ([0080](decisions/0080-a-table-of-outputs-by-tenant.md)); 0: "
+        f"none; unset: {_TABLE_MB} with `table`, else none",
+        who="experts",
+    )
     chunk_tokens: PositiveInt | None = setting(
         None,
-        "most prompt tokens of one prefill step; unset: 256 on a CPU, 2048 on a GPU",
+        "most prompt tokens of one prefill step; unset: 256 on a CPU; on a GPU 2048, and up to 8192 for "
+        "mixtures of experts where memory allows, since few tokens read nearly all experts too",
         who="experts",
         flag=True,
     )
@@ -204,15 +250,18 @@ class EngineConfig(StrictModel):
     prefill_queue: int = fixed(256, "it is 256: routers send fewer, so it only bounds memory")
 
     @model_validator(mode="after")
-    def _disk_is_behind_the_host(self) -> EngineConfig:
+    def _settings_agree(self) -> EngineConfig:
         if self.prefix_disk_dir is not None and not self.prefix_host_mb:
             raise ValueError("prefix_disk_dir needs prefix_host_mb: blocks on disk pass through host memory")
-        return self
-
-    @model_validator(mode="after")
-    def _head_is_quantised_like_the_rest(self) -> EngineConfig:
         if self.quantize_head and self.quantization is None:
             raise ValueError("quantize_head needs quantization: it says how")
+        if self.speculation == "table" and self.lookahead_table_mb == 0:
+            raise ValueError("speculation by table needs lookahead_table_mb: guesses come from nowhere else")
+        devices = f"tensor_parallel {self.tensor_parallel}"
+        if self.tensor_parallel > 1 and self.speculation != "off":
+            raise ValueError(f"{devices} needs speculation off so far")
+        if self.tensor_parallel > 1 and self.quantization not in (None, "fp8"):
+            raise ValueError(f"{devices} needs quantization fp8 or none so far, not {self.quantization}")
         return self
 
     @property
@@ -222,9 +271,20 @@ class EngineConfig(StrictModel):
         return self.slots or MOST_DEFAULT_SLOTS
 
     @property
-    def most_rows(self) -> int:
-        """An upper bound of a decode step's rows, known as early as `most_slots`."""
-        return self.most_slots * self.rows_per_slot
+    def rows_per_slot(self) -> int:
+        """Rows that a sequence may have in a decode step: one, and its drafts."""
+        return 1 if self.speculation == "off" else 1 + self.draft_tokens
+
+    def history_tokens(self, max_context: int) -> int:
+        """Tokens of each slot's history, of sequences of up to `max_context` tokens; 0: there is none."""
+        return 0 if self.speculation == "off" else min(self.lookup_tokens, max_context)
+
+    @property
+    def lookahead_table_bytes(self) -> int:
+        """Device memory of the lookahead table; 0: there is none."""
+        unset = _TABLE_MB if self.speculation == "table" else 0
+        megabytes = unset if self.lookahead_table_mb is None else self.lookahead_table_mb
+        return 0 if self.speculation == "off" else megabytes * 10**6
 
     def block_tokens_on(self, device: str) -> int:
         """Tokens of a KV block on a device type, `cuda` or `cpu`."""
@@ -243,8 +303,9 @@ class EngineConfig(StrictModel):
     def with_gpu_links(
         self, role: Role, prefill: int, decode: int, transfer: TransferConfig, both: int = 0
     ) -> EngineConfig:
-        """The configuration for a worker among so many prefill, decode and combined workers: where
-        `gpu_links` is unset, it becomes the number of its peers whose links need GPU memory at this end."""
+        """Returns the configuration for a worker among `prefill`, `decode` and `both` (combined) workers:
+        where `gpu_links` is unset, it becomes the number of its peers whose links need GPU memory at this
+        end."""
         if self.gpu_links is not None:
             return self
         # Only NCCL needs staging memory at the sender; otherwise its blocks are copied from where they are.
@@ -309,7 +370,7 @@ class WorkerConfig(StrictModel):
 
     @property
     def receives_handoffs(self) -> bool:
-        """Whether it decodes sequences that other workers have prefilled."""
+        """True if the worker decodes sequences that other workers have prefilled."""
         return self.role == "decode" or (self.role == "both" and self.transfer.both_receives)
 
     @property
@@ -324,9 +385,9 @@ class WorkerConfig(StrictModel):
         moved: dict[str, object] = {name: port and port + place for name, port in ports.items()}
         return self.model_copy(update={**moved, "transfer": self.transfer.of_worker(place)})
 
-    def on_gpu(self, index: int | None, workers: int) -> WorkerConfig:
-        """The worker placed on a GPU of its host, which `workers` share unless the configuration states
-        a number."""
+    def on_gpus(self, indexes: tuple[int, ...], workers: int) -> WorkerConfig:
+        """The worker placed on GPUs of its host, each of which `workers` share unless the configuration
+        states a number. `indexes` is empty where the host's GPUs are not known."""
         engine = self.engine
-        placed = {"device_index": index, "gpu_workers": engine.gpu_workers or workers}
+        placed = {"device_indexes": indexes, "gpu_workers": engine.gpu_workers or workers}
         return self.model_copy(update={"engine": engine.model_copy(update=placed)})

@@ -52,7 +52,7 @@ class EngineEnd:
         return self._socket.fileno()
 
     def receive(self, limit: int) -> list[EngineCommand]:
-        """Up to `limit` whole commands that have arrived. Raises ChannelClosedError."""
+        """Returns up to `limit` whole commands that have arrived. Raises ChannelClosedError."""
         commands = self._take(limit)
         if len(commands) < limit and self._fill():
             commands += self._take(limit - len(commands))

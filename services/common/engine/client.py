@@ -51,7 +51,7 @@ class EngineClient:
 
     @property
     def prefills(self) -> int:
-        """Running prefills."""
+        """Number of prefills that run."""
         return len(self._streams)
 
     async def run(self, on_event: Callable[[EngineEvent], None]) -> BatonError:

@@ -1,4 +1,4 @@
-"""What an engine process reads from standard input at its start. Torch-free."""
+"""The message that an engine process reads from standard input at its start. Torch-free."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ log = get_log(__name__)
 
 
 class Probes(Protocol):
-    """What `/health` and `/ready` answer."""
+    """The answers of `/health` and `/ready`."""
 
     def unhealthy(self) -> str | None:
-        """Why this process does not run as it should: "starting", or why it should be ended; None where it
-        does."""
+        """Says why this process does not run as it should: "starting", or why it should be ended; None where
+        it does."""
 
     def unready(self) -> str | None:
-        """Why this process should get no new work; None where it may."""
+        """Says why this process should get no new work; None where it may."""
 
 
 class AdminHttp:
@@ -45,7 +45,7 @@ class AdminHttp:
         self._scrapes = Scrapes()
 
     async def start(self, host: str, port: int) -> str:
-        """Serves; returns `host:port`. Raises BatonError(INVALID) where the address cannot be bound."""
+        """Starts to serve; returns `host:port`. Raises BatonError(INVALID) if the address cannot be bound."""
         return await self._http.start(host, port)
 
     async def stop(self) -> None:

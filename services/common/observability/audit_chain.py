@@ -1,8 +1,8 @@
 """The lines of an audit log: JSON, each with the hash of the one before, and the check that none was changed.
 
 A line that was changed, removed or inserted breaks the chain from there on. What the file cannot show is that
-lines at its end are missing, or that all of it was written anew: for that, compare the last hash with the one
-in the process's log (`audit_log_opened`, `audit_log_closed`).
+lines at its end are missing, or that all of it was rewritten: for that, compare the last hash with the one in
+the process's log (`audit_log_opened`, `audit_log_closed`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What the chain needs of a line: its number, the hash of the one before, and its own."""
+    """The part of a line that the chain needs: its number, the hash of the one before, and its own."""
 
     number: int
     previous: str

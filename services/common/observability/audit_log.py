@@ -18,7 +18,7 @@ from services.common.observability.logs import get_log
 MOST_WAITING = 10_000
 # Failed authentications a second, of which strangers can cause as many as they like; more are dropped too.
 MOST_FAILURES_PER_S = 100
-_LOOK_S = 1.0
+LOOK_S = 1.0
 _CLOSE_S = 2.0
 
 _log = get_log("audit")
@@ -41,9 +41,10 @@ class AuditFile(AuditLog):
     """Appends to a file in a thread of its own. The file is this process's alone. It may be renamed
     meanwhile; the chain goes on in a new one."""
 
-    def __init__(self, path: Path, most_waiting: int = MOST_WAITING) -> None:
+    def __init__(self, path: Path, most_waiting: int = MOST_WAITING, look_s: float = LOOK_S) -> None:
         """Raises BatonError(INVALID) where the file cannot be written, or another process writes it."""
         self._path = path
+        self._look_s = look_s
         self._queue: queue.Queue[tuple[float, AuditRecord] | None] = queue.Queue(most_waiting)
         self._count_lock = threading.Lock()
         self._second, self._failures = 0, 0
@@ -106,7 +107,7 @@ class AuditFile(AuditLog):
     def _run(self) -> None:
         looked_at = time.monotonic()
         while (one := self._queue.get()) is not None:
-            if time.monotonic() - looked_at > _LOOK_S:
+            if time.monotonic() - looked_at > self._look_s:
                 looked_at = time.monotonic()
                 self._follow_rename()
             self._write(*one)
@@ -114,7 +115,7 @@ class AuditFile(AuditLog):
         os.close(self._file)
 
     def _follow_rename(self) -> None:
-        """Opens the path anew where it is another file by now, or none."""
+        """Opens the path again if it is another file by now, or none."""
         here = os.fstat(self._file)
         with contextlib.suppress(OSError):
             if os.path.exists(self._path) and os.path.samestat(here, os.stat(self._path)):

@@ -50,11 +50,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """The number of observations."""
+        """Number of observations in all buckets."""
         return sum(self.counts)
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """(bound, observations up to it) for each exported bound, then for infinity."""
+        """Pairs (bound, observations up to it) of each exported bound, then for infinity."""
         running = list(accumulate(self.counts))
         pairs = [(bound, running[bisect_left(self.bounds, bound)]) for bound in self.exported]
         return [*pairs, (float("inf"), running[-1])]

@@ -88,18 +88,18 @@ class ScrapedCollector(Collector):
         return self._read()
 
     def describe(self) -> Iterable[PrometheusMetric]:
-        """Nothing is read at registration: what is read may not be there yet."""
+        """Reads nothing at registration: what is read may not be there yet."""
         return ()
 
 
 def process_metrics(registry: CollectorRegistry, namespace: str = "", pid: int | None = None) -> None:
-    """CPU time, memory and file descriptors of a process; its own where no pid is given."""
+    """Registers CPU time, memory and file descriptors of a process; its own where no pid is given."""
     ProcessCollector(namespace=namespace, pid=(lambda: pid) if pid else (lambda: "self"), registry=registry)
 
 
 def render(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """What a scraper gets that sent this Accept header: body and content type. For threads: pauses between
-    two metrics, so that the process's event loop runs."""
+    """Returns the response to a scraper that sent this Accept header: body and content type. For threads:
+    pauses between two metrics, so that the process's event loop runs."""
     parts, content_type = _parts(_Paced(registry), accept)
     return b"".join(parts), content_type
 

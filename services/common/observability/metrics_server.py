@@ -30,7 +30,7 @@ class MetricsServer:
         return await self._http.start(host, port)
 
     async def stop(self) -> None:
-        """Closes the port."""
+        """Closes the port of the metrics."""
         await self._http.stop()
 
     async def _answer(self, request: Request) -> Answer:

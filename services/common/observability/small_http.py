@@ -1,5 +1,5 @@
 """A small HTTP server for probes and scrapes, which strangers cannot occupy: it has no credentials, and
-whoever reaches its port may connect.
+anybody who reaches its port may connect.
 
 Every connection has one request of at most 8 KiB, which has to arrive within `HEAD_S`, and all of it a
 deadline. Where too many wait for their request, the one that has waited longest is closed for a new one,
@@ -32,7 +32,7 @@ _JSON = "application/json"
 
 
 class Answer(NamedTuple):
-    """A response."""
+    """A response of the server."""
 
     status: HTTPStatus
     body: bytes
@@ -50,7 +50,7 @@ class Request:
 
     @classmethod
     def parse(cls, head: bytes) -> Request:
-        """Raises httptools.HttpParserError."""
+        """Parses a request's head. Raises httptools.HttpParserError."""
         request = cls()
         parser = httptools.HttpRequestParser(request)
         with contextlib.suppress(httptools.HttpParserUpgrade):
@@ -85,7 +85,7 @@ class SmallHttp:
         self._waiting: dict[asyncio.StreamWriter, None] = {}
 
     async def start(self, host: str, port: int) -> str:
-        """Serves; returns `host:port`. Raises BatonError(INVALID) where the address cannot be bound."""
+        """Starts to serve; returns `host:port`. Raises BatonError(INVALID) if the address cannot be bound."""
         bound = bind_socket(host, port)
         self._server = await asyncio.start_server(self._connected, sock=bound, limit=_HEAD_BYTES)
         return join_address(host, bound.getsockname()[1])
@@ -161,8 +161,8 @@ class Scrapes:
 
 async def _close(server: asyncio.Server) -> None:
     """Closes a server's port. Python 3.11's asyncio drops, without closing it, a connection whose server
-    closes between its acceptance and its transport: so accepting ends first, and what was accepted gets its
-    turn."""
+    closes between its acceptance and its transport: so accepting ends first, and accepted connections get
+    their transport."""
     loop = asyncio.get_running_loop()
     for listening in server.sockets:
         with contextlib.suppress(RuntimeError):  # uvloop, which has no such gap

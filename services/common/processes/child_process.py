@@ -154,7 +154,8 @@ class Child:
         return await asyncio.shield(self._ended)
 
     async def death(self) -> ChildError:
-        """How it ended, with the last error that it reported. To be called after its end."""
+        """Returns an error that says how the child ended, with the last error that it reported. To be called
+        after its end."""
         if self._reading:
             await asyncio.wait({self._reading}, timeout=LAST_OUTPUT_S)
         status = self._ended.result()

@@ -11,16 +11,18 @@ from baton.base.process_watch import ProcessWatch
 from services.common.processes.child_process import Child
 
 ASK_S = 1.0
-# A child that has not answered for so long is reported as silent,
+# Seconds without an answer after which a child is reported as silent,
 SILENT_S = 3.0
-# and killed after so long if it is stopped or computes, later if it is starved or sleeps (`ProcessWatch`): it
+# and those after which it is killed if it is stopped or computes, later if it is starved or sleeps
+# (`ProcessWatch`): it
 # takes its clients' connections with it, and a call that sleeps may return.
 HUNG_S = 5.0
-_LOOK_S = 0.25
+LOOK_S = 0.25
 
 
 class ChildWatch:
-    """Watches one child from its first answer on: what it does before is judged by whoever waits for it."""
+    """Watches one child from its first answer on: what it does before is judged by the code that waits for
+    it."""
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class ChildWatch:
                 ask_at = now + ASK_S
             if self._silent is not None and self._hangs():
                 return
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(LOOK_S)
 
     def _hangs(self) -> bool:
         self._process.look()

@@ -17,7 +17,7 @@ class Drain:
         self.started = False
 
     def check(self) -> None:
-        """Raises BatonError(UNAVAILABLE) once draining."""
+        """Raises BatonError(UNAVAILABLE) once the drain has started."""
         if self.started:
             raise BatonError(ErrorKind.UNAVAILABLE, "the worker is draining")
 

@@ -1,10 +1,10 @@
 """Files by which the processes of one Ray node know its running workers, and that the node is stopping.
 
     /tmp/baton/            BATON_RUN_DIR names another folder; mode 0700
-      stopping             made by `baton stop-workers`; a worker's actor that finds it starts no worker
+      stopping             made by `baton ray stop-workers`; a worker's actor that finds it starts no worker
       workers/NAME.pid     process id and start time of a running worker's front
 
-`ray start` ends its processes at SIGTERM without a drain, so `baton stop-workers` runs before it does.
+`ray start` ends its processes at SIGTERM without a drain, so `baton ray stop-workers` runs before it does.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class RunFolder:
         return found
 
     def mark_stopping(self) -> None:
-        """Has actors of this node start no further worker."""
+        """Keeps actors of this node from starting further workers."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._marker.write_text(f"{_now_ticks()}\n")
 
     def stopping(self, node_pid: int) -> bool:
-        """Whether the node whose first process is `node_pid` is stopping.
+        """True if the node whose first process is `node_pid` is stopping.
 
         A mark that is older than that process is of an earlier container, whose /tmp a pod keeps.
         """
@@ -83,7 +83,7 @@ class RunFolder:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None where it has ended."""
+    """Returns the start of a process, in clock ticks since boot; None if it has ended."""
     stat = process_stat(pid)
     return None if stat is None or stat.ended else stat.started
 

@@ -14,16 +14,13 @@ from baton.base.addresses import accept_both_families, join_address, listening_f
 from baton.base.cluster_auth import RpcToken
 from baton.base.errors import BatonError, ErrorKind
 from baton.rpc.connection_options import (
-    ENDLESS_PINGS,
     EXCLUSIVE_PORT,
-    OWN_CONNECTION,
     PING_INTERVAL_S,
-    PING_TIMEOUT_S,
     keepalive,
+    member_options,
     message_limits,
 )
-from services.common.rpc.internal_rpc import TokenCheck
-from services.common.rpc.peer_check import PeerCheck
+from services.common.rpc.call_check import CallCheck
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,17 +82,14 @@ def public_options(
 def channel_options() -> list[tuple[str, int]]:
     """Options of a channel to a `GrpcServer`: limits, quick reconnects, dead peers found, short buffers."""
     return [
-        *message_limits(MAX_MESSAGE_BYTES),
+        *member_options(MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
-        *keepalive(PING_INTERVAL_S, PING_TIMEOUT_S),
-        ENDLESS_PINGS,
         ("grpc.enable_retries", 0),
         # By default gRPC lets a stream have megabytes on their way.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", UNREAD_BYTES),
-        OWN_CONNECTION,
     ]
 
 
@@ -123,17 +117,16 @@ class GrpcServer:
         other processes listen on the same port (SO_REUSEPORT); the kernel spreads connections over them."""
         self._shared = shares_port
         self._tls = tls
-        checks: list[TokenCheck | PeerCheck] = []
-        if cluster_secret:
-            checks.append(TokenCheck(RpcToken(cluster_secret, use)))
-        if tls is not None and tls.checks_peers:
-            checks.append(PeerCheck(tls))
+        token = RpcToken(cluster_secret, use) if cluster_secret else None
+        peers = tls if tls is not None and tls.checks_peers else None
+        if token is not None or peers is not None:
+            interceptors = [CallCheck(token, peers), *interceptors]
         merged = {
             **dict(_SERVER_OPTIONS),
             **dict(options),
             **({"grpc.so_reuseport": 1} if shares_port else {}),
         }
-        self.server = grpc.aio.server(options=list(merged.items()), interceptors=[*checks, *interceptors])
+        self.server = grpc.aio.server(options=list(merged.items()), interceptors=interceptors)
         self._names = (*service_names, "")
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)

@@ -1,4 +1,5 @@
-"""What interceptors of gRPC servers share: types that grpc.aio does not declare, and refusals of calls."""
+"""Code that interceptors of gRPC servers share: types that grpc.aio does not declare, and refusals of
+calls."""
 
 from __future__ import annotations
 

@@ -1,43 +1,22 @@
-"""Internal RPCs: channels whose calls carry the cluster's token, and its check at servers.
+"""Internal RPCs: channels whose calls carry the cluster's token.
 
 The token is bound to the multi-callables instead of added by client interceptors, which in grpc.aio cost a
-task for each call. The server checks it once for each call, before it reads the first message.
+task for each call. The server's `CallCheck` looks at it once for each call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
 import grpc
 import grpc.aio
 
-from baton.base.cluster_auth import UNAUTHENTICATED, RpcToken
-from baton.base.errors import BatonError, ErrorKind
-from services.common.rpc.interceptor import Continuation, ServerInterceptor, refusal
-from services.common.rpc.tls_channel import ChannelTls, TlsChannel
+from baton.base.cluster_auth import RpcToken
+from services.common.rpc.tls_channel import ChannelTls, StubChannel, TlsChannel
 
 
-class TokenCheck(ServerInterceptor):
-    """Rejects calls without the cluster's token with UNAUTHENTICATED; health checks need none."""
-
-    def __init__(self, token: RpcToken) -> None:
-        self._token = token
-        self._refusal = refusal(BatonError(ErrorKind.UNAUTHENTICATED, UNAUTHENTICATED))
-
-    async def intercept_service(
-        self,
-        continuation: Continuation,
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:  # noqa: ANN401 (grpc.aio does not declare the type of handlers)
-        details: Any = handler_call_details
-        if self._token.admits(details.method, details.invocation_metadata):
-            return await continuation(handler_call_details)
-        return self._refusal
-
-
-class TokenChannel:
+class TokenChannel(StubChannel):
     """A `grpc.aio.Channel` for stubs whose calls carry the token."""
 
     def __init__(self, channel: grpc.aio.Channel, secret: str) -> None:
@@ -45,29 +24,11 @@ class TokenChannel:
         self._channel: Any = channel
         self._metadata = RpcToken(secret).metadata
 
-    def unary_unary(self, *args: object, **options: object) -> object:
-        return self._with_token(self._channel.unary_unary(*args, **options))
-
-    def unary_stream(self, *args: object, **options: object) -> object:
-        return self._with_token(self._channel.unary_stream(*args, **options))
-
-    def stream_unary(self, *args: object, **options: object) -> object:
-        return self._with_token(self._channel.stream_unary(*args, **options))
-
-    def stream_stream(self, *args: object, **options: object) -> object:
-        return self._with_token(self._channel.stream_stream(*args, **options))
-
-    async def __aenter__(self) -> TokenChannel:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
+    def multi_callable(self, shape: str, args: tuple[object, ...], options: dict[str, object]) -> object:
+        return partial(getattr(self._channel, shape)(*args, **options), metadata=self._metadata)
 
     async def close(self, grace: float | None = None) -> None:
         await self._channel.close(grace)
-
-    def _with_token(self, call: Callable[..., object]) -> object:
-        return partial(call, metadata=self._metadata)
 
 
 def internal_channel(

@@ -7,6 +7,7 @@ channel once they have changed; the one before is closed when its last call has 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ import grpc.aio
 
 
 class ChannelTls(Protocol):
-    """What a channel's connections are secured with; `baton.tls.mutual.PeerTls` is one."""
+    """The TLS of a channel's connections; `baton.tls.mutual.PeerTls` is one."""
 
     def state(self) -> object:
         """Differs where new connections need other credentials. Called at each call."""
@@ -24,8 +25,38 @@ class ChannelTls(Protocol):
         """Credentials and further options of a channel."""
 
 
-class TlsChannel:
-    """A `grpc.aio.Channel` for stubs."""
+class StubChannel(ABC):
+    """The part of a `grpc.aio.Channel` that stubs use."""
+
+    @abstractmethod
+    def multi_callable(self, shape: str, args: tuple[object, ...], options: dict[str, object]) -> object:
+        """A method's multi-callable of this shape, such as `unary_unary`, made with these arguments."""
+
+    @abstractmethod
+    async def close(self, grace: float | None = None) -> None:
+        """Closes the connections of the channel."""
+
+    def unary_unary(self, *args: object, **options: object) -> object:
+        return self.multi_callable("unary_unary", args, options)
+
+    def unary_stream(self, *args: object, **options: object) -> object:
+        return self.multi_callable("unary_stream", args, options)
+
+    def stream_unary(self, *args: object, **options: object) -> object:
+        return self.multi_callable("stream_unary", args, options)
+
+    def stream_stream(self, *args: object, **options: object) -> object:
+        return self.multi_callable("stream_stream", args, options)
+
+    async def __aenter__(self) -> StubChannel:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+
+class TlsChannel(StubChannel):
+    """Makes new calls over a channel whose credentials are the latest."""
 
     def __init__(self, address: str, options: list[tuple[str, int]], tls: ChannelTls) -> None:
         self._address = address
@@ -34,23 +65,8 @@ class TlsChannel:
         self._latest: _Connected | None = None
         self._open: set[_Connected] = set()
 
-    def unary_unary(self, *args: object, **options: object) -> object:
-        return _Method(self, "unary_unary", args, options)
-
-    def unary_stream(self, *args: object, **options: object) -> object:
-        return _Method(self, "unary_stream", args, options)
-
-    def stream_unary(self, *args: object, **options: object) -> object:
-        return _Method(self, "stream_unary", args, options)
-
-    def stream_stream(self, *args: object, **options: object) -> object:
-        return _Method(self, "stream_stream", args, options)
-
-    async def __aenter__(self) -> TlsChannel:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
+    def multi_callable(self, shape: str, args: tuple[object, ...], options: dict[str, object]) -> object:
+        return _Method(self, shape, args, options)
 
     async def close(self, grace: float | None = None) -> None:
         await asyncio.gather(*(one.channel.close(grace) for one in self._open))

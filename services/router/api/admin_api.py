@@ -92,7 +92,7 @@ class AdminService(AdminServiceServicer):
     async def SwitchPool(  # noqa: N802
         self, request: SwitchPoolRequest, context: Context
     ) -> SwitchPoolResponse:
-        """Has new requests use another pool of workers."""
+        """Makes new requests use another pool of workers."""
         try:
             self._pools.switch(request.pool)
         except BatonError as error:

@@ -91,8 +91,14 @@ ANSWERS: Mapping[str, Schema] = {
             "total_tokens": _COUNT,
             "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
         },
-        # Of a chat whose output may begin with reasoning.
-        completion_tokens_details=_object({"reasoning_tokens": _COUNT}),
+        completion_tokens_details=_object(
+            {},
+            # Of a chat whose output may begin with reasoning.
+            reasoning_tokens=_COUNT,
+            # Of a request with a prediction.
+            accepted_prediction_tokens=_COUNT,
+            rejected_prediction_tokens=_COUNT,
+        ),
     ),
     "Completion": _completion("text_completion", "CompletionChoice", _or_null("Usage"), whole=False),
     "CompletionChoice": _object(

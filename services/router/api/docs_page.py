@@ -23,7 +23,7 @@ th, td { border-bottom: 1px solid #8884 }
 
 @functools.cache
 def docs_page() -> str:
-    """The HTML text."""
+    """Returns the HTML text of the page."""
     document = openapi_document()
     operations = [
         (path, method, operation)

@@ -75,7 +75,7 @@ class GrpcApi:
         Writes instead of yielding: a cancel while a write waits for a slow client is then raised here, and
         not only when the suspended generator is garbage-collected.
         """
-        tokens, cached = 0, 0
+        tokens, cached, accepted, rejected = 0, 0, 0, 0
         traces: list[RequestTrace] = []
         try:
             metadata = texts_of(context.invocation_metadata())
@@ -98,15 +98,23 @@ class GrpcApi:
                         add_structure(response, parser, delta)
                     tokens += len(delta.token_ids)
                     unfinished -= delta.finish is not None
-                    if delta.usage is not None:  # what every output of the prompt found cached
-                        cached = min(cached, delta.usage.cached_tokens)
+                    if (own := delta.usage) is not None:
+                        cached = min(cached, own.cached_tokens)  # what every output of the prompt found
+                        accepted += own.accepted_prediction_tokens
+                        rejected += own.rejected_prediction_tokens
                     if delta.trace is not None:
                         traces.append(delta.trace)
                     if not unfinished:
                         context.set_trailing_metadata(answer_metadata(requests[0], traces))
                         prompt = len(requests[0].prompt_ids)
                         response.usage.CopyFrom(
-                            Usage(prompt_tokens=prompt, completion_tokens=tokens, cached_tokens=cached)
+                            Usage(
+                                prompt_tokens=prompt,
+                                completion_tokens=tokens,
+                                cached_tokens=cached,
+                                accepted_prediction_tokens=accepted,
+                                rejected_prediction_tokens=rejected,
+                            )
                         )
                     await context.write(response)
         except TimeoutError:
@@ -119,7 +127,7 @@ class GrpcApi:
             await abort(context, BatonError(ErrorKind.INTERNAL, "the router failed"))
 
     async def list_models(self, data: bytes, context: Context) -> ListModelsResponse:
-        """The served model."""
+        """Returns the served model, if the caller may use it."""
         try:
             _parse(ListModelsRequest, data)
         except BatonError as error:

@@ -1,4 +1,4 @@
-"""Gives each gRPC call the id and the span that its answer names, also where it is refused."""
+"""Assigns each gRPC call its id and span, which its answer names, also if it is refused."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors '
 
 
 class HttpApi:
-    """The ASGI application `app`."""
+    """The HTTP API as an ASGI application, `app`."""
 
     def __init__(
         self,
@@ -78,19 +78,19 @@ class HttpApi:
         self.app = http_app(routes, HANDLERS)
 
     async def completions(self, request: HttpRequest, send: Send) -> None:
-        """POST /v1/completions."""
+        """POST /v1/completions: OpenAI's completions, streamed or whole."""
         body, requests = await self._admission.completion(request.state.body, request.headers)
         formatter = CompletionFormatter(body, self._admission.tokenizer.token_texts)
         await self._respond(request, send, body, requests, formatter)
 
     async def chat(self, request: HttpRequest, send: Send) -> None:
-        """POST /v1/chat/completions."""
+        """POST /v1/chat/completions: OpenAI's chat completions, streamed or whole."""
         body, requests = await self._admission.chat(request.state.body, request.headers)
         formatter = ChatFormatter(body, self._admission.tokenizer.token_texts)
         await self._respond(request, send, body, requests, formatter)
 
     async def responses(self, request: HttpRequest, send: Send) -> None:
-        """POST /v1/responses."""
+        """POST /v1/responses: OpenAI's responses, streamed or whole."""
         body, admitted, items = await self._admission.response(request.state.body, request.headers)
         request.state.deadline = admitted.deadline
         texts = self._admission.tokenizer.token_texts
@@ -99,13 +99,13 @@ class HttpApi:
         await (answer.stream(send) if body.stream else answer.whole(send))
 
     async def models(self, request: HttpRequest) -> Response:
-        """GET /v1/models."""
+        """GET /v1/models: the served model, if the caller may use it."""
         caller, model = current_caller.get(), self._model()
         permitted = caller is None or caller.may_use(self._admission.model.name)
         return JSONResponse({"object": "list", "data": [model] if permitted else []})
 
     async def model(self, request: HttpRequest) -> Response:
-        """GET /v1/models/{model}."""
+        """GET /v1/models/{model}: the served model. FieldError for another name."""
         check_model(request.path_params["model"])
         if request.path_params["model"] != self._admission.model.name:
             message = "the model does not exist"
@@ -113,7 +113,7 @@ class HttpApi:
         return JSONResponse(self._model())
 
     async def openapi(self, request: HttpRequest) -> Response:
-        """GET /openapi.json."""
+        """GET /openapi.json: the OpenAPI document of the HTTP API."""
         return JSONResponse(openapi_document())
 
     async def docs(self, request: HttpRequest) -> Response:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from starlette.types import Send
 
+from baton.v1.router_pb2 import Usage
 from services.common.errors import openai_body
 from services.router.api.event_stream import EventStream
 from services.router.formats.answer_headers import answer_headers
@@ -62,8 +63,8 @@ class CompletionResponse:
         self._options = options or StreamOptions()
         self._id = formatter.id_prefix + secrets.token_hex(16)
         self._created = int(time.time())
-        # Prompt tokens that each request found in a prefix cache, once it has ended.
-        self._cached = [0] * len(requests)
+        # What each request has used, once it has ended.
+        self._used = [Usage()] * len(requests)
 
     async def whole(self, send: Send) -> None:
         """Sends one body once all outputs have ended; raises the first error of a request.
@@ -74,7 +75,7 @@ class CompletionResponse:
             self._requests, lambda index, delta: self._formatter.take(index, self._requests[index], delta)
         )
         for index, delta in enumerate(outputs):
-            self._record_cached(index, delta)
+            self._record_usage(index, delta)
         usage = self._usage(sum(len(delta.token_ids) for delta in outputs))
         choices = (
             self._formatter.whole(index, request, delta)
@@ -97,7 +98,7 @@ class CompletionResponse:
             async with self._dispatcher.stream(self._requests) as deltas:
                 async for index, delta in deltas:
                     tokens += len(delta.token_ids)
-                    self._record_cached(index, delta)
+                    self._record_usage(index, delta)
                     if choices := self._formatter.chunks(index, self._requests[index], delta):
                         end = f"]{self._chunk_usage(tokens)}}}\n\n"
                         await events.write(utf8("".join(f"{head}{one}{end}" for one in choices)))
@@ -112,7 +113,7 @@ class CompletionResponse:
             await events.write(b"", last=True)
 
     def _event_head(self) -> str:
-        """What all events begin with, up to their choices: it is encoded once."""
+        """The beginning of all events, up to their choices: it is encoded once."""
         return f'data: {encode(self._head(self._formatter.chunk_object))[:-1]},"choices":['
 
     def _head(self, kind: str) -> dict[str, object]:
@@ -124,9 +125,9 @@ class CompletionResponse:
             "system_fingerprint": None,
         }
 
-    def _record_cached(self, index: int, delta: Delta) -> None:
+    def _record_usage(self, index: int, delta: Delta) -> None:
         if delta.usage is not None:
-            self._cached[index] = delta.usage.cached_tokens
+            self._used[index] = delta.usage
 
     def _chunk_usage(self, completion: int) -> str:
         """The `usage` field of a chunk after others, as JSON: absent, null, or the usage so far, as the
@@ -139,17 +140,26 @@ class CompletionResponse:
         """Usage of the whole response. A prompt counts once for all of its outputs; as cached counts what
         every one of them found."""
         prompt, cached, least = 0, 0, 0
-        for request, found in zip(self._requests, self._cached, strict=True):
+        for request, used in zip(self._requests, self._used, strict=True):
             if request.choice == 0:
                 prompt += len(request.prompt_ids)
-                cached, least = cached + least, found
-            least = min(least, found)
-        reasoning = self._formatter.reasoning_tokens()
-        details = {} if reasoning is None else {"completion_tokens_details": {"reasoning_tokens": reasoning}}
+                cached, least = cached + least, used.cached_tokens
+            least = min(least, used.cached_tokens)
+        details = self._completion_details()
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached + least},
-            **details,
+            **({"completion_tokens_details": details} if details else {}),
         }
+
+    def _completion_details(self) -> dict[str, int]:
+        """Counts of output tokens: those of reasoning, and drafts from a prediction, where there is one."""
+        reasoning, details = self._formatter.reasoning_tokens(), {}
+        if reasoning is not None:
+            details["reasoning_tokens"] = reasoning
+        if self._requests[0].prediction is not None:
+            for name in ("accepted_prediction_tokens", "rejected_prediction_tokens"):
+                details[name] = sum(getattr(used, name) for used in self._used)
+        return details

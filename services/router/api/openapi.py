@@ -24,8 +24,9 @@ _RETRY_AFTER = {"required": True, "schema": {"type": "integer", "minimum": 1}, "
 _PATH_PART: Schema = {"type": "string", "minLength": 1}
 # Status → when a request is answered with it.
 _ERRORS: Mapping[str, str] = {
-    "400": "a field is invalid, or not supported",
+    "400": "a header, the path or a field is invalid, or not supported",
     "401": "no valid API key",
+    "403": "this Host is not served here, or the key's scopes or models do not allow it",
     "404": "an unknown model, or no stored response with this id",
     "413": "the body is too large",
     "415": "the body is not declared as JSON",
@@ -52,9 +53,11 @@ class Operation:
     links: Sequence[str] = ()
 
 
-_POST_ERRORS = ("400", "401", "404", "413", "415", "429", "503", "504")
+# What `http/guard.py` and the check of keys, which stand before the operations, answer to any of them.
+_ANY_ERRORS = ("400", "403")
+_POST_ERRORS = ("401", "404", "413", "415", "429", "503", "504")
 _STORED_ERRORS = ("401", "404", "429", "503")
-_CONVERSION_ERRORS = ("400", "401", "404", "413", "415", "503")
+_CONVERSION_ERRORS = ("401", "404", "413", "415", "503")
 
 OPERATIONS = (
     Operation(
@@ -82,7 +85,7 @@ OPERATIONS = (
     Operation(
         *("get", "/v1/responses/{response_id}", "getResponse", "A stored response, without logprobs"),
         answer="Response",
-        errors=("400", *_STORED_ERRORS),
+        errors=_STORED_ERRORS,
         query={"stream": {"enum": ["false"]}},
     ),
     Operation(
@@ -94,7 +97,7 @@ OPERATIONS = (
         *("get", "/v1/responses/{response_id}/input_items", "listInputItems"),
         summary="The items that a stored response was given, those of earlier turns included",
         answer="ResponseItems",
-        errors=("400", *_STORED_ERRORS),
+        errors=_STORED_ERRORS,
         query={
             "limit": {"type": "integer", "minimum": 1, "maximum": MOST_ITEMS, "default": DEFAULT_ITEMS},
             "order": {"enum": ["asc", "desc"], "default": "desc"},
@@ -168,7 +171,7 @@ def _operation(operation: Operation, schemas: dict[str, Schema]) -> dict[str, An
         "summary": operation.summary,
         "responses": {
             "200": {"description": "the answer", "content": content},
-            **{status: _error(operation, status) for status in operation.errors},
+            **{status: _error(operation, status) for status in sorted({*_ANY_ERRORS, *operation.errors})},
         },
     }
     if operation.links:
@@ -194,7 +197,7 @@ def _operation(operation: Operation, schemas: dict[str, Schema]) -> dict[str, An
 
 
 def _error(operation: Operation, status: str) -> dict[str, Any]:
-    schema = "State" if operation.path == "/ready" else "Error"
+    schema = "State" if (operation.path, status) == ("/ready", "503") else "Error"
     described: dict[str, Any] = {"description": _ERRORS[status], "content": {_JSON: _reference(schema)}}
     if status in ("429", "503") and schema == "Error":
         described["headers"] = {"Retry-After": _RETRY_AFTER}

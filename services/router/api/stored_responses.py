@@ -23,7 +23,7 @@ _PATH = "/v1/responses/{response_id}"
 _ITEMS_PATH = f"{_PATH}/input_items"
 # Items of one page.
 DEFAULT_ITEMS, MOST_ITEMS = 20, 100
-# Of a call's limits it takes one of `requests_per_minute`.
+# The cost of a call: one of `requests_per_minute`.
 _COST = CallCost(prompt_tokens=0, output_tokens=0, outputs=0)
 _ORDERS = ("asc", "desc")
 

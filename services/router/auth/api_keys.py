@@ -40,7 +40,7 @@ class ApiKeys(Keys):
         return Caller(default_key_id(hashed)) if self._knows(hashed) else None
 
     def _knows(self, found: bytes) -> bool:
-        """Whether it is the hash of a key. Takes the same time whichever key it is."""
+        """True if it is the hash of a key. Takes the same time whichever key it is."""
         known = False
         for one in self._file.value:
             known |= hmac.compare_digest(one, found)

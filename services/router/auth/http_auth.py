@@ -22,7 +22,7 @@ from services.router.tenants.current import current_caller
 
 
 def require_keys(app: Starlette, keys: Keys, table: Mapping[str, Rule]) -> None:
-    """Has every route of an application ask for keys by these rules. A path without a route takes a key to
+    """Makes every route of an application ask for keys by these rules. A path without a route takes a key to
     get that answer. Raises LookupError, which names the route, where one has no rule."""
     app.router.routes = [KeyedRoute(route, keys, table) for route in app.routes]
     app.router.default = KeyCheck(app.router.default, keys, UNKNOWN, Access.ANY_KEY)

@@ -12,13 +12,13 @@ from services.common.observability.audit_log import AuditLog
 from services.router.auth.scopes import Access, Rule
 from services.router.tenants.caller import Caller
 
-# How often a file of keys is looked at: a key that was removed is refused after so long.
+# Seconds between two looks at a file of keys: a key that was removed is refused after that time.
 LOOK_S = 1.0
 _SCHEME = "bearer"
 
 
 class Keys(ABC):
-    """Keys by their SHA-256."""
+    """The API keys that the router accepts, by their SHA-256."""
 
     def __init__(self) -> None:
         # Requests without a valid key, and those whose key does not permit them, by API.
@@ -27,7 +27,7 @@ class Keys(ABC):
         self._audit = AuditLog()
 
     def audit_to(self, audit: AuditLog) -> None:
-        """From now on refusals and changes of keys are recorded there."""
+        """Records refusals and changes of keys in this log from now on."""
         self._audit = audit
 
     def authenticate(

@@ -38,7 +38,7 @@ class RedisKeys(Keys):
 
     @property
     def accounts(self) -> dict[str, TenantAccount]:
-        """By name."""
+        """The tenants' accounts by name."""
         return self._own_accounts if self._file is None else self._file.accounts
 
     @property
@@ -52,7 +52,7 @@ class RedisKeys(Keys):
             self._file.audit_to(audit)
 
     def changed(self, added: Sequence[ApiKey], gone: Sequence[ApiKey]) -> None:
-        """Records changes of the keys in Redis, but for those that it had at the first reading."""
+        """Records changes of the keys in Redis, except those that it had at the first reading."""
         if self._read:
             for outcome, keys in (("added", added), ("removed", gone)):
                 for key in keys:
@@ -60,7 +60,7 @@ class RedisKeys(Keys):
         self._read = True
 
     def follow(self, view: KeyView) -> None:
-        """From now on the keys are those of this view."""
+        """Takes the keys of this view from now on."""
         self._view = view
 
     def _caller(self, hashed: bytes) -> Caller | None:

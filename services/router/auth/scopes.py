@@ -1,5 +1,5 @@
-"""Which scope an API key needs for each route of the public ports and of the admin HTTP port: what is not
-listed here does not start."""
+"""The scopes that an API key needs for each route of the public ports and of the admin HTTP port: a route
+that is not listed here does not start."""
 
 from __future__ import annotations
 

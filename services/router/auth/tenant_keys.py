@@ -44,7 +44,8 @@ class TenantKeys(Keys):
                     self._record_change(outcome, key.key_id, tenant)
 
     def caller(self, hashed: bytes) -> Caller | None:
-        """Who has the key with this hash in the file as it was last looked at."""
+        """Returns the owner of the key with this hash in the file as it was last looked at; None if there is
+        none."""
         # How long this takes shows at most the beginning of a hash, which does not lead to a key.
         found = self._by_hash.get(hashed)
         return None if found is None else caller_with(*found)

@@ -1,12 +1,11 @@
-"""What is stored of a response: its document and the items that it was given, those of earlier turns too.
+"""The stored record of a response: its document and the items that it was given, those of earlier turns too.
 
 So one record has a whole conversation, whatever becomes of the responses before it.
 
 record = bytes of the document (u32, little endian) | document | items, both JSON
 
-The document has its output on a line of its own, and the items are a line each
-(`json_bodies.encode_lines`), so that reading a large record parses nothing. Records of earlier versions
-have no lines.
+The document has its output on a line of its own, and the items are a line each (`json_bodies.encode_lines`),
+so that reading a large record parses nothing. Records of earlier versions have no lines.
 """
 
 from __future__ import annotations
@@ -42,13 +41,14 @@ def _line(name: str, value: object) -> str:
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """`document`: the response as it was answered, without logprobs. `items`: a list of input items."""
+    """A response to store. `document`: the response as it was answered, without logprobs. `items`: a list of
+    input items."""
 
     document: bytes
     items: bytes
 
     def __len__(self) -> int:
-        """Bytes of `packed`."""
+        """Length of `packed` in bytes."""
         return _LENGTH.size + len(self.document) + len(self.items)
 
     def packed(self) -> bytes:
@@ -57,7 +57,7 @@ class StoredResponse:
 
     @classmethod
     def unpacked(cls, record: bytes) -> StoredResponse:
-        """The reverse of `packed`."""
+        """Parses the bytes that `packed` made."""
         end = _LENGTH.size + _LENGTH.unpack_from(record)[0]
         return cls(record[_LENGTH.size : end], record[end:])
 
@@ -69,7 +69,7 @@ class StoredResponse:
         return b"[" + _LINE.join(parts) + b"]"
 
     def each_item(self) -> list[Item]:
-        """The items; see `json_of`."""
+        """Returns the conversation's items, for `json_of`."""
         within = self.items[1:-1]
         if _LINE in within:
             return [*within.split(_LINE)]
@@ -80,7 +80,7 @@ class StoredResponse:
 
 
 def json_of(item: Item) -> bytes:
-    """An item as JSON."""
+    """Returns an item as JSON bytes."""
     return item if isinstance(item, bytes) else utf8(encode(item))
 
 

@@ -27,7 +27,7 @@ MAX_PENDING_BYTES = 64 * 1024 * 1024
 WRITE_S = 10.0
 _RETRY_S = 0.5
 # Another router may still be writing a response that its client refers to at once.
-_SETTLE_S = 0.25
+SETTLE_S = 0.25
 # Calls that read or delete at a time: the connection to Redis is the journal's too.
 MAX_READS = 64
 
@@ -39,13 +39,15 @@ _log = get_log("responses")
 
 
 class StoredResponses:
-    """Those of the caller's tenant; of other tenants' there are none. Belongs to one event loop.
+    """The stored responses of the caller's tenant; those of other tenants do not exist for it. Belongs to one
+    event loop.
 
     Reading raises BatonError: NOT_FOUND, UNAVAILABLE while the store does not answer, OVERLOADED or
     RATE_LIMITED where too many calls read.
     """
 
-    def __init__(self, store: ResponseStore, limits: ResponseStorage) -> None:
+    def __init__(self, store: ResponseStore, limits: ResponseStorage, settle_s: float = SETTLE_S) -> None:
+        self._settle_s = settle_s
         self._store = store
         self._limits = limits
         self._ttl_s = limits.ttl_s or 0.0
@@ -60,7 +62,7 @@ class StoredResponses:
 
     @property
     def pending(self) -> int:
-        """How many wait to be written."""
+        """Number of responses that wait to be written."""
         return len(self._pending)
 
     def check(self, items: Sized) -> None:
@@ -133,7 +135,7 @@ class StoredResponses:
         with self._reads.hold(current_tenant()):
             record = await self._answered(self._store.get(*key))
             if record is None:
-                await asyncio.sleep(_SETTLE_S)
+                await asyncio.sleep(self._settle_s)
                 record = await self._answered(self._store.get(*key))
         return None if record is None else StoredResponse.unpacked(record)
 

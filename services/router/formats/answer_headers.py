@@ -1,4 +1,4 @@
-"""What accompanies an answer: headers over HTTP, trailing metadata over gRPC, under the same names.
+"""Metadata of an answer: headers over HTTP, trailing metadata over gRPC, under the same names.
 
 x-request-id              the id of the call's first output, as in the router's log
 traceresponse             the call's span, where traces are on (W3C Trace Context)

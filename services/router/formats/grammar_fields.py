@@ -1,5 +1,5 @@
-"""What an output must match, as the bodies of both APIs say it: OpenAI's `response_format`, vLLM's
-`structured_outputs` and its older `guided_*` fields."""
+"""Reads the grammar that an output must match from the bodies of both APIs: OpenAI's `response_format`,
+vLLM's `structured_outputs` and its older `guided_*` fields."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ def grammar_of(
     """The grammar that a body's fields ask for, and the field that does. `guided`: the older fields without
     their prefix. Raises FieldError where a field is invalid, or several ask for one."""
     older = next((name for name in _KINDS if guided.get(name) is not None), "")
+    if response_format is None and structured_outputs is None and not older:
+        return None, "grammar"
     found = {
         "response_format": _of_response_format(response_format),
         "structured_outputs": _of_settings("structured_outputs", structured_outputs or {}),

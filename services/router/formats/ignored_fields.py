@@ -29,13 +29,15 @@ _log = get_log("request")
 
 def unknown_keys(document: Mapping[str, object], nested: Mapping[str, type[BaseModel]]) -> Iterator[str]:
     """The keys of objects in a JSON body that their models do not have, such as `messages[].mood`."""
-    for name, model in nested.items():
-        value = document.get(name)
+    for name in nested:
+        if name not in document:
+            continue
+        value, known = document[name], nested[name].model_fields.keys()
         many = isinstance(value, list)
         found: dict[str, None] = {}
         for item in value if isinstance(value, list) else (value,):
-            if isinstance(item, dict) and not item.keys() <= model.model_fields.keys():
-                found |= dict.fromkeys(key for key in item if key not in model.model_fields)
+            if isinstance(item, dict) and not item.keys() <= known:
+                found |= dict.fromkeys(key for key in item if key not in known)
         yield from (f"{name}{'[]' if many else ''}.{key}" for key in found)
 
 
@@ -71,7 +73,7 @@ def header(names: Sequence[str]) -> list[tuple[bytes, bytes]]:
 
 
 class IgnoredFields:
-    """What the router does about undocumented fields; one for all requests."""
+    """The router's treatment of undocumented fields; one object for all requests."""
 
     def __init__(self, *, strict: bool) -> None:
         """`strict`: whether requests with undocumented fields are refused."""

@@ -16,7 +16,7 @@ _BATCH = 32
 # Levels of objects and lists. What is parsed is walked again where the stack is deeper: by templates, and by
 # encoders. Each must have room for it, so the bound is far below that of Python's parser.
 MOST_LEVELS = 256
-# A part of a body is sent once it has so many bytes.
+# Bytes from which on a part of a body is sent.
 _PART_BYTES = 32 * 1024
 
 # Made once: json.dumps makes an encoder for each call.
@@ -24,7 +24,7 @@ encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", 
 encode_with_lists = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=list
 ).encode
-"""Encodes iterators as lists."""
+"""Encodes a document, with iterators as lists."""
 
 # Between the items of a list by `encode_lines`.
 LINE = ",\n"

@@ -23,7 +23,7 @@ _MIB = 1024 * 1024
 
 
 class Connection(Protocol):
-    """What the limits need of a connection. `address`: see `client_address`."""
+    """The part of a connection that the limits need. `address`: see `client_address`."""
 
     address: str
     # Bytes of a body that has not arrived completely.
@@ -59,12 +59,12 @@ class Connections:
 
     @property
     def running(self) -> bool:
-        """Whether any connection's request runs."""
+        """True if any connection's request runs."""
         return any(since is None for mine in self._open.values() for since in mine.values())
 
     @property
     def idle(self) -> bool:
-        """Whether any connection waits for a request."""
+        """True if any connection waits for a request."""
         return any(since is not None for mine in self._open.values() for since in mine.values())
 
     def admit(self, connection: Connection, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""How messages of HTTP/1.x are delimited where uvicorn does it otherwise than their peers can read."""
+"""Delimits messages of HTTP/1.x where uvicorn does it otherwise than their peers can read."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ _UNSPECIFIED = frozenset({"0.0.0.0", "::", "[::]"})
 
 
 class HttpGuard:
-    """ASGI middleware."""
+    """ASGI middleware that refuses foreign hosts, bodies that are not JSON, and targets that no client
+    means."""
 
     def __init__(self, app: ASGIApp, allowed_hosts: Sequence[str] = ()) -> None:
         """`allowed_hosts`: host names, `.example.com` for a domain and its subdomains, `*` for any."""

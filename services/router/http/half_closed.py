@@ -10,8 +10,9 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-# An answer that begins within this time needs no interim response.
-_PATIENCE_S = 1.0
+# An answer that begins within this time needs no interim response. With `_LOOK_S` and a decode step it is
+# less than the second within which all is free that a client has left.
+PATIENCE_S = 0.5
 _LOOK_S = 0.1
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # The first byte of `struct tcp_info`, and its value once the peer has reset the connection.
@@ -27,11 +28,11 @@ class HalfClosed:
         self._transport = transport
         self._may_continue = may_continue
         self._loop = asyncio.get_running_loop()
-        self._asks_at = self._loop.time() + _PATIENCE_S
+        self._asks_at = self._loop.time() + PATIENCE_S
         self._timer = self._loop.call_later(_LOOK_S, self._look)
 
     def close(self) -> None:
-        """Ends the watch."""
+        """Ends the watch of the connection."""
         self._timer.cancel()
 
     def _look(self) -> None:

@@ -1,5 +1,5 @@
-"""Gives each request over HTTP the id and the span that its answer names, also where it is refused; logs
-those whose handler failed."""
+"""Assigns each HTTP request its id and span, which its answer names, also if it is refused; logs those whose
+handler failed."""
 
 from __future__ import annotations
 

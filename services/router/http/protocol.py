@@ -182,7 +182,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return head + rest
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Starts the limits of a request whose head begins to arrive."""
         super().on_message_begin()
         self._head_bytes = self._head_count = self._body_parts = 0
         self._receiving = "head"
@@ -230,7 +230,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._connections.set_buffered(self, self.buffered + len(body))
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
+        """Ends the limits on receiving: the request is complete."""
         if self._offers:
             return
         self._unreported = 0
@@ -240,7 +240,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._set_phase()
 
     def on_response_complete(self) -> None:
-        """The response is in the transport's buffer completely."""
+        """Ends a response that is completely in the transport's buffer."""
         self._connections.set_buffered(self, 0)
         self._served = self.pipeline[-1][0] if self.pipeline else self._served
         super().on_response_complete()
@@ -252,7 +252,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, cast(Any, unchunked(app, cycle)) if old else app)
 
     def pause_writing(self) -> None:
-        """The client reads too slowly: starts the write timeout."""
+        """Starts the write timeout: the client reads too slowly."""
         super().pause_writing()
         deadline = self._served.scope["state"].get("deadline") if self._served is not None else None
         timeout = self.loop.time() + self._limits.write_timeout_s
@@ -260,7 +260,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._write_timer = self.loop.call_at(until, self._cut)
 
     def resume_writing(self) -> None:
-        """The client has read: stops the write timeout."""
+        """Stops the write timeout: the client has read."""
         super().resume_writing()
         if self._write_timer is not None:
             self._write_timer.cancel()

@@ -143,7 +143,7 @@ class _Handshake:
 
 
 def _load_pair(context: ssl.SSLContext, material: Material) -> None:
-    """From memory, so that certificate and key are those that were validated together."""
+    """Loads certificate and key from memory, so that they are those that were validated together."""
     descriptor = os.memfd_create("tls", os.MFD_CLOEXEC)
     try:
         with os.fdopen(descriptor, "wb", closefd=False) as file:

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from baton.base.errors import BatonError, ErrorKind, FieldError
+from baton.v1.router_pb2 import TokenIds
 from services.router.conversations.stored_responses import StoredResponses
 from services.router.formats.openai.chat import ChatBody
 from services.router.formats.openai.completions import CompletionBody
@@ -89,7 +90,7 @@ class ServedModel:
 
 
 class _Arrival(NamedTuple):
-    """When a call arrived, in monotonic nanoseconds, its deadline on the event loop's clock, in seconds, its
+    """Arrival of a call, in monotonic nanoseconds, its deadline on the event loop's clock, in seconds, its
     limits where they are beside the body, what is known of who calls what, and the ids of its outputs."""
 
     at_ns: int
@@ -216,7 +217,22 @@ class Admission:
                 admitted = shorten(admitted, self._max_response_values)
             requests += admitted
         check_response_size(requests, self._max_response_values)
-        return requests
+        return await self._with_prediction(requests, prompts[0].prediction)
+
+    async def _with_prediction(
+        self, requests: list[Request], prediction: str | TokenIds | None
+    ) -> list[Request]:
+        """The requests with the prediction of their call. Those with a grammar have an empty one: their steps
+        verify no drafts."""
+        if prediction is None:
+            return requests
+        if isinstance(prediction, str):
+            prediction = await self.tokenizer.encode_prediction(prediction, self.model.limits())
+        none = TokenIds()
+        return [
+            dataclasses.replace(request, prediction=prediction if request.grammar is None else none)
+            for request in requests
+        ]
 
     async def _outputs(self, parsed: ParsedRequest, arrival: _Arrival) -> list[Request]:
         """A request for each output of one prompt."""
@@ -246,6 +262,7 @@ class Admission:
                 grammar=parsed.grammar,
                 structure=structure,
                 choice=choice,
+                max_draft_tokens=fields.max_draft_tokens,
                 slo=arrival.slo or parsed.slo,
                 call=parsed.call,
             )

@@ -18,13 +18,13 @@ from services.router.queue.waiting_queue import WaitingQueue
 from services.router.request.request import Finish
 from services.router.workers.worker_error import RETRIED_KINDS
 
-# An early prefill is sent so many seconds before the slot is reserved: then the two calls do not delay each
+# Seconds for which an early prefill is sent before the slot is reserved: then the two calls do not delay each
 # other, and the ticket still arrives before the first token.
-_HEAD_START_S = 0.004
+HEAD_START_S = 0.004
 
 
 class Incomplete(Enum):
-    """Why an attempt ended, without failing, before the output was complete."""
+    """The reason why an attempt ended, without failing, before the output was complete."""
 
     # Decode had no room. Prefill was not asked, so another pair may run the same attempt.
     NO_ROOM = auto()
@@ -35,7 +35,8 @@ class Incomplete(Enum):
 
 
 class Attempt:
-    """Runs once. Whatever happens, nothing of it is left at the workers without a cancel under way."""
+    """Runs one attempt, once. Whatever happens, nothing of it is left at the workers without a cancel under
+    way."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Attempt:
         try:
             if self._early:
                 self._start_prefill(None)
-                await asyncio.sleep(_HEAD_START_S)
+                await asyncio.sleep(HEAD_START_S)
             try:
                 ticket = await calls.reserve()
             except BatonError as error:

@@ -25,19 +25,20 @@ from services.router.workers.silent_attempts import attach
 from services.router.workers.worker_error import WorkerError, from_rpc_error
 
 RESERVE_S = 5.0
-_PROVIDE_TICKET_S = 5.0
-_GET_HANDOFF_S = 2.0
-# When decode reports a cancel, prefill's call is awaited so long: its first token may have ended the request.
+PROVIDE_TICKET_S = 5.0
+GET_HANDOFF_S = 2.0
+# Wait for prefill's call when decode reports a cancel, in seconds: its first token may have ended the
+# request.
 PREFILL_END_S = 2.0
-# When an output has ended, prefill is awaited so long: it alone knows how much of the prompt was cached.
+# Wait for prefill once an output has ended: it alone knows how much of the prompt was cached.
 _CACHED_TOKENS_S = 0.5
 # Once decode has started, prefill's call is about to end: it is cancelled only if it has not by then.
-_TAIL_S = 2.0
+TAIL_S = 2.0
 
 
 class AttemptCalls:
-    """One dispatch of one request. Call `reserve`, then start `prefill`; or start it first and call
-    `provide_ticket` afterwards. At the end call `finish` or `abandon`."""
+    """The calls of one dispatch of one request. Call `reserve`, then start `prefill`; or start it first and
+    call `provide_ticket` afterwards. At the end call `finish` or `abandon`."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class AttemptCalls:
 
     @property
     def kv_bytes_shipped(self) -> int:
-        """KV bytes that the handoff moved, 0 without one: the ticket's blocks but for prefix-cache hits."""
+        """KV bytes that the handoff moved, 0 without one: the ticket's blocks without prefix-cache hits."""
         return self._kv_bytes if self._handed_off else 0
 
     async def reserve(self) -> Ticket:
@@ -80,7 +81,11 @@ class AttemptCalls:
             own_prefill=self._claim.prefills_itself,
             tpot_slo_s=(self._request.slo and self._request.slo.tpot_s) or 0.0,
             trace=None if self._request.trace is None else self._request.trace.context.message(),
+            max_draft_tokens=self._request.max_draft_tokens,
+            counts_in_every_message=bool(self._request.stop),
         )
+        if self._request.prediction is not None:
+            request.prediction_token_ids.MergeFrom(self._request.prediction.ids)
         if self._request.grammar is not None:
             request.grammar.CopyFrom(self._request.grammar)
             request.limits.CopyFrom(self._request.limits)
@@ -104,7 +109,7 @@ class AttemptCalls:
         is in `prefill`; otherwise raises BatonError."""
         request = ProvideTicketRequest(attempt=self._attempt, ticket=ticket)
         worker = self._claim.prefill
-        call = worker.peer.prefill.ProvideTicket(request, timeout=_PROVIDE_TICKET_S)
+        call = worker.peer.prefill.ProvideTicket(request, timeout=PROVIDE_TICKET_S)
         try:
             with worker.while_alive(call):
                 await call
@@ -118,11 +123,11 @@ class AttemptCalls:
                 raise WorkerError(ErrorKind.UNAVAILABLE, worker.name, refusal.message) from error
 
     async def decode_has_sequence(self) -> bool:
-        """Whether decode continues the sequence though prefill's call failed."""
+        """True if decode continues the sequence though prefill's call failed."""
         if self._output.decode_started:
             return True
         request, decode = GetHandoffRequest(attempt=self._attempt), self._claim.decode
-        call = decode.peer.decode.GetHandoff(request, timeout=_GET_HANDOFF_S)
+        call = decode.peer.decode.GetHandoff(request, timeout=GET_HANDOFF_S)
         try:
             with decode.while_alive(call):
                 response = await call
@@ -139,7 +144,8 @@ class AttemptCalls:
             await self.prefill.wait(min(_CACHED_TOKENS_S, remaining_s(self._request) / 2))
 
     def refused(self) -> None:
-        """Decode had no room: there is nothing to cancel, and it gets no new work for `REFUSED_FOR_S`."""
+        """Ends an attempt for which decode had no room: there is nothing to cancel, and the worker gets no
+        new work for `REFUSED_FOR_S`."""
         self._claim.decode.refused()
         self.finish()
 
@@ -161,6 +167,6 @@ class AttemptCalls:
 
     def _detach(self) -> None:
         self._over = True
-        self.prefill.cancel(_TAIL_S if self._handed_off else 0)
+        self.prefill.cancel(TAIL_S if self._handed_off else 0)
         self._claim.prefill_ended()
         self._claim.decode.outputs.pop(self._request.id, None)

@@ -1,6 +1,6 @@
 """Cancels attempts at decode workers, in the background.
 
-A cancel is repeated until the worker has answered or is lost, for `_GIVE_UP_S` at most. A lost worker is
+A cancel is repeated until the worker has answered or is lost, for `GIVE_UP_S` at most. A lost worker is
 asked once, since it may only have been unreachable; if it is found again, it ends what it runs for this
 router's former id. The attempt's claim is released only after the cancel, because the worker holds the slot
 until then; so there are never more cancels than slots. An attempt that sends output although no request waits
@@ -23,7 +23,7 @@ from services.router.workers.worker import Worker
 
 _CALL_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-_GIVE_UP_S = 60.0
+GIVE_UP_S = 60.0
 # A cancel takes effect one decode step after its answer; output until then is no reason to repeat it.
 _TAKES_EFFECT_S = 1.0
 
@@ -33,7 +33,8 @@ _log = get_log("cancels")
 class Cancels:
     """Sends and repeats this router's cancels, and counts them."""
 
-    def __init__(self) -> None:
+    def __init__(self, give_up_s: float = GIVE_UP_S) -> None:
+        self._give_up_s = give_up_s
         self._tasks: set[asyncio.Task[None]] = set()
         # Attempts that are being cancelled, or were less than `_TAKES_EFFECT_S` ago, with their number of
         # cancels.
@@ -79,7 +80,7 @@ class Cancels:
 
     async def _run(self, worker: Worker, attempt: Attempt, release: Callable[[], None]) -> None:
         try:
-            async with asyncio.timeout(_GIVE_UP_S):
+            async with asyncio.timeout(self._give_up_s):
                 await _cancel_until_answered(worker, attempt)
         except TimeoutError:
             self.unanswered += 1

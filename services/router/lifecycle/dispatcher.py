@@ -33,7 +33,7 @@ class Dispatcher:
 
     @property
     def running(self) -> int:
-        """How many requests run or wait."""
+        """Number of requests that run or wait."""
         return len(self._tasks)
 
     @contextlib.asynccontextmanager

@@ -38,8 +38,8 @@ def _seconds(names: tuple[str, ...]) -> dict[str, Histogram]:
 
 @dataclass
 class Observations:
-    """One router's. All counts are since its start. `audit`: where each request's end or refusal is recorded;
-    `model`: the name of the served model there. `traces`: where its spans are."""
+    """The observations of one router. All counts are since its start. `audit`: where each request's end or
+    refusal is recorded; `model`: the name of the served model there. `traces`: where its spans are."""
 
     audit: AuditLog = field(default_factory=AuditLog)
     model: str = ""
@@ -63,7 +63,8 @@ class Observations:
 
     @classmethod
     def of(cls, config: RouterConfig, audit: AuditLog) -> Observations:
-        """As configured. Raises BatonError(INVALID) where traces cannot be made as it says."""
+        """Creates the observers that the configuration asks for. Raises BatonError(INVALID) if traces cannot
+        be exported as it says."""
         return cls(audit, config.served_model_name, RequestTraces.of(config))
 
     def close(self) -> None:
@@ -72,18 +73,18 @@ class Observations:
         self.traces.close()
 
     def delivered(self, tokens: int, gap_ns: int | None) -> None:
-        """A batch of tokens goes to a client, `gap_ns` after the batch before it."""
+        """Records a batch of tokens that goes to a client, `gap_ns` after the batch before it."""
         self.batches += 1
         self.completion_tokens += tokens
         if gap_ns is not None:
             self.latencies["itl"].observe(gap_ns / 1e9)
 
     def attempt_failed(self, kind: ErrorKind) -> None:
-        """An attempt failed; another one may follow."""
+        """Counts an attempt that failed; another one may follow."""
         self.failed_attempts[kind.name.lower()] += 1
 
     def refused(self, kind: ErrorKind, call: ClientCall) -> None:
-        """A request was not admitted."""
+        """Counts a request that was not admitted."""
         self.audit.record(
             AuditRecord("refused", kind.name.lower(), call.key_id, call.tenant_name, route=call.route)
         )

@@ -22,7 +22,8 @@ _OBJECT_BYTES = 40
 
 
 class Outbox:
-    """Written as the request's tokens arrive, and emptied by an API handler until the last delta or an error.
+    """Deltas of one output: written as the request's tokens arrive, and emptied by an API handler until the
+    last delta or an error.
 
     `available` is set whenever something is put; the outboxes of one call share it.
     """
@@ -143,7 +144,7 @@ class UnreadBudget:
         self.total_bytes -= size
 
     def release(self, outbox: Outbox) -> None:
-        """Everything in the outbox was read, or dropped."""
+        """Takes off all that was in an outbox: it was read, or dropped."""
         self._outboxes.discard(outbox)
         self.total_bytes -= outbox.unread_bytes
         outbox.unread_bytes = 0

@@ -89,30 +89,33 @@ class OutputState:
 
     @property
     def prompt_complete(self) -> bool:
-        """Whether all of the prompt's logprobs that were asked for have arrived."""
+        """True once all of the prompt's logprobs that were asked for have arrived."""
         return self._prompt_received == self._prompt_due
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was completed."""
+        """True once a stop string was completed."""
         return self._text.stopped
 
     @property
     def delivered(self) -> int:
-        """How many tokens were put into the outbox."""
+        """Number of tokens that were put into the outbox."""
         return len(self.emitted) - len(self._undelivered)
 
     @property
     def usage(self) -> Usage:
-        """Tokens of the prompt and of the output that was delivered."""
+        """Tokens of the prompt and of the output that was delivered, and drafts from the prediction."""
+        drafts = self._timeline.drafts
         return Usage(
             prompt_tokens=len(self._request.prompt_ids),
             completion_tokens=self.delivered,
             cached_tokens=self.cached_tokens or 0,
+            accepted_prediction_tokens=drafts.accepted_predicted,
+            rejected_prediction_tokens=max(0, drafts.drafts_predicted - drafts.accepted_predicted),
         )
 
     def accept_first_token(self, attempt: int, first: FirstToken) -> None:
-        """Takes prefill's token."""
+        """Takes the first token, which prefill has drawn."""
         if attempt == self.attempt and not self.prompt_complete:
             return self._violation("a token came before all of the prompt's logprobs")
         if attempt == self.attempt and first.number == 0:
@@ -151,6 +154,8 @@ class OutputState:
             self.decoding |= first_number + len(ids) > len(self.emitted)
             if ending:
                 self._note_end(output)
+            if output.HasField("drafts"):
+                self._timeline.drafted(attempt, output.drafts)
         self.accept(attempt, first_number, ids, ending, output.logprobs if self._wants_logprobs else ())
 
     def _note_end(self, output: SequenceOutput) -> None:
@@ -212,7 +217,7 @@ class OutputState:
         self._outbox.end(rest, finish, self.usage, self._timeline.trace(self.attempt))
 
     def finish(self) -> Finish | None:
-        """How the output has ended, if it has: the last token may arrive without the report that it is the
+        """The way the output has ended, or None: the last token may arrive without the report that it is the
         last."""
         if not self.prompt_complete:
             return None
@@ -221,7 +226,7 @@ class OutputState:
         return Finish.LENGTH if len(self.emitted) >= self._request.max_tokens else None
 
     def wake(self) -> None:
-        """Has the request's task look again."""
+        """Makes the request's task look again."""
         self._changed.set()
 
     async def changed(self) -> None:

@@ -121,7 +121,7 @@ class PrefillCall:
             call.cancel()
 
     def _is_complete(self) -> bool:
-        """Whether a call that ended without an error has reported everything."""
+        """True if a call that ended without an error has reported everything."""
         output = self._request.max_tokens == 0 or self.handed_off is not None or self._output.ending
         return bool(output) and self._output.prompt_complete
 

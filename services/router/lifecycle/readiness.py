@@ -1,4 +1,4 @@
-"""Whether this router would serve a request now, and waiting for that to change."""
+"""Tells whether this router would serve a request now, and waits for that to change."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Readiness:
         return self.ready() and self._placement.usable()
 
     def reason(self) -> str | None:
-        """Why the router is not ready, without names or addresses; None if it is."""
+        """Says why the router is not ready, without names or addresses; None if it is."""
         if self._drains():
             return "the router is draining"
         if self._silence is not None:
@@ -55,11 +55,11 @@ class Readiness:
         return None if self._holds_limits() else "other routers hold the tenants' limits"
 
     def unhealthy(self) -> str | None:
-        """Why the router should be restarted; None if it need not be."""
+        """Says why the router should be restarted; None if it need not be."""
         return self._failure
 
     def set_processes(self, silence: str | None, failure: str | None) -> None:
-        """Faults of the router's other processes: some do not answer, or are not replaced."""
+        """Sets the faults of the router's other processes: some do not answer, or are not replaced."""
         self._silence, self._failure = silence, failure
         self.update()
 

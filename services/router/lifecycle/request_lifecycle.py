@@ -52,8 +52,8 @@ _log = get_log("dispatch")
 
 @dataclass(frozen=True, slots=True)
 class LifecycleDeps:
-    """What every request needs. `max_attempts`: failed attempts after which a request fails. `output_text`:
-    makes the text side of a request's output. `journal`: None without a state store."""
+    """Dependencies of every request. `max_attempts`: failed attempts after which a request fails.
+    `output_text`: makes the text side of a request's output. `journal`: None without a state store."""
 
     queue: WaitingQueue
     cancels: Cancels
@@ -97,7 +97,7 @@ class RequestLifecycle:
 
     @property
     def output_tokens(self) -> int:
-        """How many tokens were delivered."""
+        """Number of tokens that were delivered."""
         return self._output.delivered
 
     async def run(self) -> None:
@@ -161,9 +161,9 @@ class RequestLifecycle:
         return result if isinstance(result, Finish) else None
 
     def _attempt_ended(self, error: BatonError, pair: FailedPair) -> None:
-        """An attempt ended with an error. A worker whose queue is full is waited for. All else counts as a
-        failure (see `_count_failure`), but for a failed link while there are other pairs; the next attempt
-        avoids the pair."""
+        """Records that an attempt ended with an error. A worker whose queue is full is waited for. All else
+        counts as a failure (see `_count_failure`), except a failed link while there are other pairs; the next
+        attempt avoids the pair."""
         if error.kind is ErrorKind.OVERLOADED:
             return
         self._waits_until = None
@@ -176,7 +176,7 @@ class RequestLifecycle:
         self._count_failure(error, counts=not elsewhere)
 
     def _wait_until(self) -> float:
-        """Until when it waits for room. Refusals of full workers do not begin the wait anew."""
+        """Time until which the request waits for room. Refusals of full workers do not restart the wait."""
         now, timeout_s = asyncio.get_running_loop().time(), self._deps.queue.timeout_s
         if self._waits_until is None:
             self._waits_until = now + timeout_s
@@ -301,7 +301,8 @@ class RequestLifecycle:
 
 
 def _record_of(request: Request) -> JournalRecord:
-    """What another router would need to continue the request. The prompt's text is not included."""
+    """Returns the record that another router would need to continue the request. The prompt's text is not
+    included."""
     details = AcceptedRequest(
         sampling=request.sampling,
         limits=request.limits,

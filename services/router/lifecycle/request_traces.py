@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from baton.base.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import RequestTrace, Usage
 from services.common.config.router import RouterConfig
+from services.common.observability.draft_counts import draft_attributes
 from services.common.observability.tracing.configured import configured_recorder
 from services.common.observability.tracing.context import context_of_headers, new_trace
 from services.common.observability.tracing.recorder import SpanRecorder
@@ -42,7 +43,7 @@ _LAST_SPANS_S = 1.0
 
 @dataclass(slots=True)
 class _Ended:
-    """What a call's requests have used, of those that have ended."""
+    """Usage of a call's requests that have ended."""
 
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -53,8 +54,8 @@ class _Ended:
 
 @dataclass
 class RequestTraces:
-    """One router's. `recorder`: None where traces are off. `ratio`: the share of calls that are sampled among
-    those whose client does not say. `model`: the name of the served model."""
+    """The traces of one router. `recorder`: None where traces are off. `ratio`: the share of calls that are
+    sampled among those whose client does not say. `model`: the name of the served model."""
 
     recorder: SpanRecorder | None = None
     ratio: float = 1.0
@@ -64,7 +65,8 @@ class RequestTraces:
 
     @classmethod
     def of(cls, config: RouterConfig) -> RequestTraces:
-        """As configured. Raises BatonError(INVALID) where it cannot be used."""
+        """Creates the recorder that the configuration asks for. Raises BatonError(INVALID) if it cannot be
+        used."""
         instance = "" if config.member is None else f"router-{config.member.index}"
         recorder = configured_recorder(config.tracing, "baton-router", instance)
         return cls(recorder, config.tracing.sample_ratio, config.served_model_name)
@@ -85,7 +87,8 @@ class RequestTraces:
 
     @contextlib.contextmanager
     def running(self, requests: Sequence[Request]) -> Iterator[None]:
-        """Open while the requests of one call run; records the call's span at the end."""
+        """Context manager that is open while the requests of one call run; records the call's span at the
+        end."""
         error = ""
         if (trace := requests[0].trace) is not None:
             self._running[trace] = _Ended()
@@ -182,6 +185,7 @@ def _stages(
     """The spans of a request's stages. `offset`: its arrival on the wall clock. The stage in which a request
     failed has the error."""
     now = time.monotonic_ns() - request.arrived_ns
+    drafts = draft_attributes(timeline.drafts)
     spans = []
     for stage, (since, ended) in timeline.intervals_ns().items():
         until = now if ended is None else ended
@@ -196,7 +200,7 @@ def _stages(
                 offset + since,
                 offset + until,
                 "client" if stage in _CALLS else "internal",
-                {"baton.request_id": request.id.hex()},
+                {"baton.request_id": request.id.hex(), **(drafts if stage == "decode" else {})},
                 error=error if ended is None else "",
             )
         )
@@ -204,7 +208,7 @@ def _stages(
 
 
 def _parameters(requests: Sequence[Request]) -> dict[str, AttributeValue]:
-    """What the client asked for."""
+    """The parameters that the client asked for, as attributes."""
     sampling = requests[0].sampling
     parameters: dict[str, AttributeValue] = {
         "gen_ai.request.max_tokens": requests[0].max_tokens,

@@ -1,15 +1,18 @@
-"""When a request reached each stage and what it used: the source of its trace, metrics and log line."""
+"""Times at which a request reached each stage, and what it used: the source of its trace, metrics and log
+line."""
 
 from __future__ import annotations
 
 import time
 
 from baton.v1.router_pb2 import RequestTrace, Stage, StageTime
+from baton.v1.types_pb2 import DraftCounts
+from services.common.observability.draft_counts import add_counts
 from services.router.request.request import Request
 
 
 class RequestTimeline:
-    """One request's. All times are in nanoseconds since the request arrived."""
+    """The timeline of one request. All times are in nanoseconds since the request arrived."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -24,6 +27,8 @@ class RequestTimeline:
         self.kv_bytes_shipped = 0
         # The part of the last handoff that no computation hid (`HandedOff.exposed_ns`).
         self.handoff_exposed_ns = 0
+        # By attempt, as its decode worker has reported them last.
+        self._drafts: dict[int, DraftCounts] = {}
 
     def mark(self, stage: Stage.ValueType) -> None:
         """Records when a stage was reached; later calls for it change nothing."""
@@ -44,13 +49,27 @@ class RequestTimeline:
         """Records that an attempt failed."""
         self.failures.append((self._elapsed_ns(), kind))
 
+    def drafted(self, attempt: int, counts: DraftCounts) -> None:
+        """Records what a decode worker has counted of an attempt so far; a later report replaces it."""
+        if counts.steps:
+            own = self._drafts[attempt] = DraftCounts()
+            own.CopyFrom(counts)  # a part of a message keeps all of it
+
+    @property
+    def drafts(self) -> DraftCounts:
+        """Decode steps and drafts of all attempts."""
+        total = DraftCounts()
+        for one in self._drafts.values():
+            add_counts(total, one)
+        return total
+
     def delivered(self) -> int | None:
         """Records a delivery of tokens. Returns the time since the one before it; None for the first."""
         since, self._delivered_ns = self._delivered_ns, self._elapsed_ns()
         return None if since is None else self._delivered_ns - since
 
     def trace(self, attempts: int) -> RequestTrace:
-        """What the client gets with its last delta."""
+        """Returns the trace that the client gets with its last delta."""
         return RequestTrace(
             prefill_worker=self._prefill_worker,
             decode_worker=self._decode_worker,
@@ -60,6 +79,7 @@ class RequestTimeline:
             stages=[StageTime(stage=stage, offset_ns=at) for stage, at in sorted(self._stages.items())],
             handoff_exposed_ns=self.handoff_exposed_ns,
             prefill_reason=self._prefill_reason,
+            drafts=self.drafts if self._drafts else None,
         )
 
     @property
@@ -71,7 +91,7 @@ class RequestTimeline:
         return Stage.Name(last).removeprefix("STAGE_").lower()
 
     def intervals_ns(self) -> dict[str, tuple[int, int | None]]:
-        """When each stage that was reached began and ended, by `observations.STAGES`; None: it has not."""
+        """Begin and end of each stage that was reached, by `observations.STAGES`; None: it has not ended."""
         reached = self._stages.get
         first, handed_off = reached(Stage.STAGE_FIRST_TOKEN), reached(Stage.STAGE_HANDED_OFF)
         intervals = {

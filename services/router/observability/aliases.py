@@ -43,7 +43,7 @@ def _running(router: Status) -> float:
 
 
 def _kv_usage(router: Status) -> float | None:
-    """None while no worker has reported its blocks."""
+    """Share of KV blocks in use; None while no worker has reported its blocks."""
     loads = [worker.described.load for worker in router.directory.workers]
     blocks = sum(load.blocks for load in loads)
     return sum(load.blocks - load.free_blocks for load in loads) / blocks if blocks else None
@@ -65,7 +65,8 @@ class Aliases:
 
         def repeated(names: dict[str, str]) -> tuple[Metric[Status], ...]:
             return tuple(
-                dataclasses.replace(known[of], name=name, help=f"As `{of}`.") for name, of in names.items()
+                dataclasses.replace(known[of], name=name, help=f"Same as `{of}`.")
+                for name, of in names.items()
             )
 
         self.vllm = (*_COMPUTED, *repeated(_VLLM))

@@ -134,29 +134,32 @@ FAMILIES: tuple[Metric[Status], ...] = (
     Metric("baton_router_waiting_requests", "Requests that wait for a pair of workers with room.",
            lambda router: router.queue.waiting),
     Metric("baton_router_demand_requests",
-           "Requests that came in the last minute, those that were not served included.",
+           "Requests that arrived in the last minute, including those that were not served.",
            lambda router: router.queue.demand.requests()),
     Metric("baton_router_demand_prefill_seconds",
-           "Seconds that the prompts of these requests take on one prefill worker, as predicted.",
+           "Predicted time on one prefill worker for the prompts of the requests of the last minute.",
            lambda router: router.queue.demand.prefill_seconds()),
     Metric("baton_router_unserved_requests",
            "Requests of the last minute that got no worker: refused early or by a full queue, timed out, or "
            "ended by their clients while they waited (abandoned), by kind of error.",
            lambda router: _unserved(router, 0), ("reason",)),
     Metric("baton_router_unserved_prefill_seconds",
-           "Seconds that the prompts of these requests would have taken on one prefill worker.",
+           "Predicted time on one prefill worker for the prompts of the requests of the last minute that got "
+           "no worker, by kind of error.",
            lambda router: _unserved(router, 1), ("reason",)),
     Metric("baton_router_waiting_by_role",
-           "Requests that wait, by the role of which no worker has room for the next one.",
+           "Waiting requests, by the role that has no worker with room for the next one.",
            lambda router: _waiting(router, 0), ("role",)),
-    Metric("baton_router_waiting_prompt_tokens", "Prompt tokens of these requests.",
+    Metric("baton_router_waiting_prompt_tokens",
+           "Prompt tokens of waiting requests, by the role that has no worker with room.",
            lambda router: _waiting(router, 1), ("role",)),
     Metric("baton_router_waiting_prefill_seconds",
-           "Seconds that the prompts of these requests take on one prefill worker, as predicted.",
+           "Predicted time on one prefill worker for the prompts of waiting requests, by the role that has "
+           "no worker with room.",
            lambda router: _waiting(router, 2), ("role",)),
     Metric("baton_router_early_refusals_total",
-           "Requests that were refused before their time was up, because their first token would come after "
-           "the call's deadline (deadline), or they would miss a limit that they state (limits).",
+           "Requests that were refused early, because their first token would come after the call's deadline "
+           "(deadline), or they would miss a TTFT or TPOT limit that they state (limits).",
            lambda router: _by_key(router.queue.refused_early), ("reason",)),
     Metric("baton_router_slo_requests_total",
            "Requests that ended and had stated limits, by what they missed: none, ttft, tpot, both, or "
@@ -171,29 +174,32 @@ FAMILIES: tuple[Metric[Status], ...] = (
     Metric("baton_router_unanswered_cancels_total", "Cancels that a decode worker never answered.",
            lambda router: router.cancels.unanswered),
     Metric("baton_router_orphans_cancelled_total",
-           "Cancelled attempts that sent output although no request waited for it.",
+           "Attempts that were cancelled because their output had no matching request.",
            lambda router: router.cancels.orphans),
     Metric("baton_router_pending_cancels", "Cancels that a decode worker has not answered yet.",
            lambda router: router.cancels.pending),
     Metric("baton_router_placements_total",
-           "Attempts placed on workers, by who computes the prompt: the worker that decodes it (own; spare: "
-           "one on prefill duty, while no other has a free slot), or another one (other).",
+           "Attempts placed on workers, by the worker that computes the prompt: the one that decodes it "
+           "(own; spare: overflow decode on one designated for prefill, while no other has a free slot), or "
+           "another one (other).",
            lambda router: _by_key(router.queue.placed), ("prefill",)),
     Metric("baton_router_claimed_slots", "Decode slots that this router's requests use.",
            lambda router: _by_worker(router, lambda worker: worker.claimed_slots), ("worker",)),
-    Metric("baton_router_reserved_tokens", "Tokens that those requests may have at most, prompts included.",
+    Metric("baton_router_reserved_tokens",
+           "Most tokens that this router's requests may have on the worker, prompts included.",
            lambda router: _by_worker(router, lambda worker: worker.reserved_tokens), ("worker",)),
     Metric("baton_router_queued_prefill_tokens",
            "Prompt tokens of this router's requests that are not computed yet.",
            lambda router: _by_worker(router, lambda worker: worker.queued_tokens), ("worker",)),
     Metric("baton_router_predicted_step_seconds",
-           "Predicted time from one token to the next at a decode worker; 0 before steps were measured.",
+           "Predicted time per output token of a decode worker; 0 before steps were measured.",
            lambda router: _by_worker(router, lambda worker: step_s(worker, 0)), ("worker",)),
     Metric("baton_router_step_correction",
-           "How many times longer recent requests had between tokens than the worker's step costs predict.",
+           "Ratio of the observed to the predicted time per output token of recent requests.",
            lambda router: _by_worker(router, lambda worker: worker.tpot_ratio.value), ("worker",)),
     Metric("baton_router_ready",
-           "Whether /ready is 200: a request would be served, or waits for a worker that has just gone.",
+           "1 where /ready is 200: a request would be served, or waits for a worker that has just gone; else "
+           "0.",
            lambda router: router.readiness.ready()),
     Metric("baton_router_workers",
            "Workers by role and state (ready, starting, draining, unreachable, lost, other_pool); role is "
@@ -204,7 +210,7 @@ FAMILIES: tuple[Metric[Status], ...] = (
     Metric("baton_router_http_connections", "Open HTTP connections.",
            lambda router: router.connections.count),
     Metric("baton_router_unauthenticated_total",
-           "Requests refused for want of a valid API key, by API (http, grpc).",
+           "Requests refused without a valid API key, by API (http, grpc).",
            lambda router: None if router.keys is None else _by_key(router.keys.refused), ("api",)),
     Metric("baton_router_forbidden_total",
            "Requests refused because their API key does not have the scope, by API (http, grpc).",
@@ -237,7 +243,7 @@ FAMILIES: tuple[Metric[Status], ...] = (
            lambda router: _by_tenant(router, lambda tenant: tenant.waiting), ("tenant",)),
     Metric("baton_router_tenant_placed_requests_total", "Requests that were placed on workers.",
            lambda router: _by_tenant(router, lambda tenant: tenant.placed), ("tenant",)),
-    Metric("baton_router_tenant_waited_seconds_total", "Time that those waited for workers.",
+    Metric("baton_router_tenant_waited_seconds_total", "Time that placed requests waited for workers.",
            lambda router: _by_tenant(router, lambda tenant: tenant.waited_s), ("tenant",)),
     Metric("baton_router_tenant_prompt_tokens_total", "Prompt tokens of calls that were admitted.",
            lambda router: _by_tenant(router, lambda tenant: tenant.prompt_tokens), ("tenant",)),
@@ -297,7 +303,7 @@ def register_metrics(router: Status, registry: CollectorRegistry, *, aliases: bo
 
 def metrics_route(registry: CollectorRegistry, siblings: SiblingQuestions) -> Route:
     """`GET /metrics`: Prometheus text or OpenMetrics, by the Accept header. Of several processes every series
-    has the label `process`: counters of one that is replaced begin anew, which a sum would hide."""
+    has the label `process`: counters of one that is replaced start from 0, which a sum would hide."""
 
     async def answer(request: HttpRequest) -> Response:
         shown = registry

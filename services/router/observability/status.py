@@ -40,7 +40,7 @@ from services.router.workers.worker import state_of
 
 DEFAULT_WINDOW_S = 10
 _AUDIT_S = 5.0
-# `baton top` asks every second, so a worker that hangs must not delay the answer for longer.
+# `baton status --watch` asks every second, so a worker that hangs must not delay the answer for longer.
 _QUICK_AUDIT_S = 1.0
 # What a process asks its siblings for; the answer is `of_process`.
 QUESTION = "status"

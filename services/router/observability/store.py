@@ -25,8 +25,8 @@ _COUNT_S = 1.0
 
 
 class Store:
-    """Construct it on a running event loop, and `close` it. BatonError(INVALID) if the URL is invalid, or
-    responses are to be stored where they could not be read again."""
+    """The state store of a router, constructed on a running event loop; `close` ends it. BatonError(INVALID)
+    if the URL is invalid, or responses are to be stored where they could not be read again."""
 
     def __init__(self, config: StateConfig | None, storage: ResponseStorage | None = None) -> None:
         """`storage`: whether and how responses are stored; None: they are not."""
@@ -54,7 +54,7 @@ class Store:
 
     @property
     def quotas(self) -> Quotas | None:
-        """What is left of tenants' limits, which routers share."""
+        """The remainders of tenants' limits, which routers share; None without a store."""
         return self.state.quotas if self.state else None
 
     @property

@@ -29,7 +29,7 @@ class _Counts:
 
 @dataclass(frozen=True)
 class Recent:
-    """What one process has counted in its last `seconds`. `histograms`: bucket counts by latency."""
+    """Counts of one process over its last `seconds`. `histograms`: bucket counts by latency."""
 
     seconds: float
     requests: int
@@ -53,7 +53,7 @@ class Window:
             self._past.append(self._now())
 
     def recent(self, window_s: float) -> Recent:
-        """What has happened in the last `window_s` seconds, or since the start."""
+        """Returns the counts of the last `window_s` seconds, or since the start."""
         now = self._now()
         then = next((past for past in reversed(self._past) if now.at - past.at >= window_s), self._past[0])
         return Recent(

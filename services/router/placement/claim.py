@@ -1,4 +1,4 @@
-"""What a placed request has of its workers, in this router's own counters, until it is released."""
+"""A placed request's share of its workers, in this router's own counters, until it is released."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class PrefillClaim:
         self.prefill_ended()
 
     def link_failed(self, reason: str) -> None:
-        """The link to the decode worker failed; there is none for a prompt without output."""
+        """Records that the link to the decode worker failed; there is none for a prompt without output."""
 
     def handed_off(self) -> None:
-        """The KV blocks have reached the decode worker."""
+        """Records that the KV blocks have reached the decode worker."""
 
 
 class Claim(PrefillClaim):
@@ -97,12 +97,12 @@ class Claim(PrefillClaim):
 
     @property
     def prefills_itself(self) -> bool:
-        """Whether one worker does both, so that no blocks are handed over."""
+        """True if one worker does both, so that no blocks are handed over."""
         return self.prefill is self.decode
 
     @property
     def has_certain_room(self) -> bool:
-        """Whether prefill may start before decode has reserved the slot."""
+        """True if prefill may start before decode has reserved the slot."""
         return not self.prefills_itself and self.decode.has_certain_room
 
     def prefill_ended(self) -> None:
@@ -127,9 +127,9 @@ class Claim(PrefillClaim):
             self.prefill.links.tried(self.decode)
 
     def decoded(self, tokens: int, tpot_s: float) -> None:
-        """The request has ended at decode with so many output tokens, all of this claim, one every `tpot_s`:
-        corrects what is predicted for later ones, unless prompts took nearly all of the time meanwhile. To be
-        called right before or after `release`."""
+        """Records that the request has ended at decode with `tokens` output tokens, all of this claim, one
+        every `tpot_s`: corrects what is predicted for later ones, unless prompts took nearly all of the time
+        meanwhile. To be called right before or after `release`."""
         self._on_decoded(tokens)
         if self._decoded_since is None:
             return

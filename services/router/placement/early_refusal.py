@@ -23,15 +23,16 @@ from services.router.workers.worker import Worker
 
 # What a client is asked to wait at most before it tries again.
 _LONGEST_RETRY_S = 60.0
-# Slots are released at random: the wait for n of them is by so many of its standard deviations longer than on
-# average. A request that is let in and is late after all is refused when it is too late to help its client,
-# and one that is refused though it could have been in time costs little: others take the slots.
+# Slots are released at random: the wait for n of them is taken to be this many of its standard deviations
+# longer than on average. A request that is let in and is late after all is refused when it is too late to
+# help its client, and one that is refused though it could have been in time costs little: others take the
+# slots.
 _DEVIATIONS = 6.0
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request asks of workers: `tokens` to prefill, `context` while it decodes on average, `output`
+    """A request's demand on workers: `tokens` to prefill, `context` while it decodes on average, `output`
     tokens as far as is known, its limits. `late`: the kind of error if its first token would come too
     late."""
 

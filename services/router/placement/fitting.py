@@ -1,4 +1,5 @@
-"""Which workers may serve one request: by the limits that they describe, and by where its attempts failed."""
+"""Finds the workers that may serve one request: by the limits that they describe, and by where its attempts
+failed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from services.router.workers.worker import Worker
 
 
 class FailedPair(NamedTuple):
-    """Where an attempt failed; `decode`: None for a prompt without output."""
+    """The workers of a failed attempt; `decode`: None for a prompt without output."""
 
     prefill: Worker
     decode: Worker | None
@@ -62,7 +63,7 @@ class Fit:
         )
 
     def among(self, workers: Iterable[Worker]) -> Fitting:
-        """Those of the live ones among these that the attempt fits."""
+        """Returns the live workers among `workers` that the attempt fits."""
         alive = [worker for worker in workers if worker.alive]
         return Fitting(
             frozenset(one for one in alive if one.prefills and self.prefills(one)),

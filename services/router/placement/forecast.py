@@ -13,24 +13,23 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from baton.base.prefill_defaults import MOST_PREFILL_SHARE
-from baton.perf_model.kv_costs import HANDOFF_S
-from baton.perf_model.step_costs import StepCosts
+from baton.perf_model.step_costs import HANDOFF_S, StepCosts
 from services.router.request.slo import Due
-from services.router.workers.backlog import Prompt, Turn
+from services.router.workers.backlog import Prompt, PromptWait
 from services.router.workers.decode_load import DecodeLoad
 from services.router.workers.worker import Worker
 
 # The share of a limit up to which it counts as met, since predictions have errors: of the time to the first
 # token, and of the time per output token, whose errors on average `tpot_ratio` corrects.
 TTFT_SAFETY, TPOT_SAFETY = 0.95, 0.98
-# Where steps take longer than so many times their limit, sequences are taken to miss it in any case: it is of
-# their mean, and predictions vary.
+# Sequences whose steps are predicted to take longer than this many times their limit are treated as already
+# missed: the limit is of their mean, and predictions vary.
 _LOST = 1.1
-# What a second of delay counts at most to a sequence that has a limit, beside one to a request without.
+# Largest weight of a second of delay to a sequence that has a limit, relative to one to a request without.
 _MOST_URGENT = 10.0
 # The share of its limit from which on a prompt's delay counts more than that of a request without.
 _URGENT_FROM = 0.5
-# What a sequence adds to a step, as a share of one, up to which it counts as unknown: so little is the noise
+# Share of a step that a sequence adds up to which its cost counts as unknown: that much is the noise
 # of a fit through steps of nearly one load. To a step of an 8B model on one GPU a sequence adds a hundredth.
 _SEQUENCE_NOISE = 0.001
 # A token of output, in prompt tokens, where step costs are not known.
@@ -50,15 +49,15 @@ def usual_output(max_tokens: int) -> int:
 
 
 class PromptAt(NamedTuple):
-    """A prompt at a prefill worker: the seconds that it takes there, and its turn among the others."""
+    """A prompt at a prefill worker: the seconds that it takes there, and its wait behind the others."""
 
     own_s: float
-    turn: Turn
+    wait: PromptWait
 
     @property
     def first_token_s(self) -> float:
         """Seconds until its first token."""
-        return self.turn.wait_s + self.own_s
+        return self.wait.wait_s + self.own_s
 
 
 def prompt_at(
@@ -72,13 +71,13 @@ def prompt_at(
     beside `queued`, which will be sent there too. Takes time in proportion to the prompts that are there."""
     own_s = worker.costs.prompt_s(tokens, cached)
     due_s = None if left_s is None else TTFT_SAFETY * left_s
-    return PromptAt(own_s, worker.backlog.turn(own_s, due_s, queued))
+    return PromptAt(own_s, worker.backlog.wait_of(own_s, due_s, queued))
 
 
 def step_s(worker: Worker, sequences: int = 1, context_tokens: int = 0, more_prefill_s: float = 0.0) -> float:
     """Seconds from one token to the next of all sequences that the worker runs or has reserved slots for, and
-    of so many more, which have that many tokens together; while it computes prompts as much as lately, and
-    one more that takes `more_prefill_s`; 0 where step costs are not known."""
+    of `sequences` more with `context_tokens` together; while it computes prompts as much as lately, and one
+    more that takes `more_prefill_s`; 0 where step costs are not known."""
     load = DecodeLoad(
         worker.used_slots + sequences,
         worker.context_tokens + context_tokens,
@@ -95,32 +94,32 @@ def loaded_step_s(costs: StepCosts, load: DecodeLoad) -> float:
 
 
 def output_token_cost(prefill: Worker, decode: Worker, context_tokens: int) -> float:
-    """How many prompt tokens take as long to compute as one token of output: its part of a step of all slots.
-    `context_tokens`: of its sequence, on average."""
+    """Number of prompt tokens that take as long to compute as one token of output: its part of a step of all
+    slots. `context_tokens`: of its sequence, on average."""
     prompt_token_s, costs = prefill.costs.prefill_token_s, decode.costs
-    shared_s = costs.decode_step_s / max(1, decode.described.load.slots)
+    shared_s = costs.shared_s / max(1, decode.described.load.slots)
     token_s = shared_s + costs.each_s(context_tokens)
     return token_s / prompt_token_s if token_s and prompt_token_s else USUAL_OUTPUT_TOKEN_COST
 
 
 def decode_misses(worker: Worker, tpot_s: float | None, before_s: float, after_s: float) -> int:
-    """How many requests miss their limits of the time per output token where one more sequence makes steps of
-    `before_s` last `after_s`, itself included. Those whose limits are missed there already count no more, so
-    that those with loose limits gather with them, and tight limits are met elsewhere."""
+    """Number of requests that miss their TPOT limits if one more sequence makes steps of `before_s` last
+    `after_s`, itself included. Those whose limits are missed there already count no more, so that those with
+    loose limits gather with them, and tight limits are met elsewhere."""
     own = tpot_s is not None and tpot_s < after_s / TPOT_SAFETY
     return own + _newly_missed(worker, before_s / TPOT_SAFETY, after_s)
 
 
 def keeps_others_in_time(worker: Worker, context_tokens: int, sequences: int = 1) -> bool:
-    """Whether the sequences that a worker decodes meet their limits beside so many more, each of so many
-    tokens, as far as they may still meet them."""
+    """True if the sequences that a worker decodes meet their limits beside `sequences` more of
+    `context_tokens` each, as far as they may still meet them."""
     after_s = step_s(worker, sequences, sequences * context_tokens)
     return not _newly_missed(worker, step_s(worker, 0) / _LOST, after_s)
 
 
 def _newly_missed(worker: Worker, lost_s: float, after_s: float) -> int:
-    """How many sequences there miss their limits where steps last `after_s`, of those whose limits are at
-    least `lost_s`."""
+    """Number of sequences there that miss their limits where steps last `after_s`, of those whose limits are
+    at least `lost_s`."""
     limits = worker.tpot_limits
     return bisect.bisect_left(limits, after_s / TPOT_SAFETY) - bisect.bisect_left(limits, lost_s)
 
@@ -135,7 +134,7 @@ def prefill_delay_s(
     own_s, delay_s = prompt.own_s, prompt.first_token_s
     if handed_over:
         delay_s += HANDOFF_S + behind * own_s
-    delay_s *= _prompt_urgency(prompt.first_token_s, due)
+    delay_s *= prompt_urgency(prompt.first_token_s, due)
     if prefill.decodes:
         delay_s += _delayed(prefill, step_s(prefill, 0, 0, own_s)) * own_s
     return delay_s
@@ -147,14 +146,14 @@ def sequence_delay_s(
     """Seconds by which one more sequence, that makes steps of `before_s` last `after_s`, delays requests at a
     decode worker, all together, each by its urgency: its own tokens, and those that the others generate
     meanwhile."""
-    own_s = after_s * (1.0 if tpot_s is None else _stream_urgency(after_s / tpot_s))
+    own_s = after_s * (1.0 if tpot_s is None else stream_urgency(after_s / tpot_s))
     return output_tokens * (own_s + _delayed(worker, before_s) * (after_s - before_s))
 
 
 def _delayed(worker: Worker, token_s: float) -> float:
-    """How many sequences are delayed where they are decoded, those with limits by their urgency while each
-    token takes `token_s`. Those of other routers are taken to be like this router's; where it has none there,
-    to be without limits."""
+    """Number of sequences that are delayed where they are decoded, those with limits weighted by their
+    urgency while each token takes `token_s`. Those of other routers are taken to be like this router's; where
+    it has none there, to be without limits."""
     limits = worker.tpot_limits
     claimed = max(worker.claimed_slots, len(limits))
     if not claimed:
@@ -162,14 +161,14 @@ def _delayed(worker: Worker, token_s: float) -> float:
     urgency, at = float(claimed - len(limits)), 0
     while at < len(limits):  # many sequences have the same limit
         end = bisect.bisect_right(limits, limits[at], at)
-        urgency += (end - at) * _stream_urgency(token_s / limits[at])
+        urgency += (end - at) * stream_urgency(token_s / limits[at])
         at = end
     return worker.used_slots * urgency / claimed
 
 
-def _stream_urgency(used: float) -> float:
-    """What a second of delay counts to a sequence whose steps take the share `used` of its limit: little
-    while it has time to spare, 1 at 0.86 of it, and the more the nearer it is to the limit.
+def stream_urgency(used: float) -> float:
+    """Weight of a second of delay to a sequence whose steps take the share `used` of its limit: little while
+    it has time to spare, 1 at 0.86 of it, and the more the nearer it is to the limit.
 
     Chosen in virtual time with the one of prompts (docs/scheduling.md): where it is more, requests wait for a
     busy prefill worker until their first token is late, though decode has time to spare; where it is less,
@@ -178,8 +177,8 @@ def _stream_urgency(used: float) -> float:
     return _MOST_URGENT if used >= 1 else min(_MOST_URGENT, used**4 / (4 * (1 - used)))
 
 
-def _prompt_urgency(first_token_s: float, due: Due | None) -> float:
-    """What a second of delay counts to a request whose first token comes in `first_token_s`: 1 up to half of
+def prompt_urgency(first_token_s: float, due: Due | None) -> float:
+    """Weight of a second of delay to a request whose first token comes in `first_token_s`: 1 up to half of
     its limit, and 16 at the limit."""
     if due is None or not due.limit_s:
         return 1.0
@@ -188,8 +187,8 @@ def _prompt_urgency(first_token_s: float, due: Due | None) -> float:
 
 
 def prefill_misses(prefill: Worker, prompt: PromptAt, left_s: float | None) -> int:
-    """How many requests a prompt computed there makes miss their limits: itself, whose first token is due in
-    `left_s`, and those that the worker decodes, as far as they may still meet them."""
+    """Number of requests that miss their limits because of a prompt computed there: itself, whose first token
+    is due in `left_s`, and those that the worker decodes, as far as they may still meet them."""
     late = left_s is not None and prompt.first_token_s > TTFT_SAFETY * left_s
     if not prefill.tpot_limits:
         return int(late)
@@ -197,21 +196,22 @@ def prefill_misses(prefill: Worker, prompt: PromptAt, left_s: float | None) -> i
 
 
 def meets_alone(worker: Worker, tpot_s: float, context_tokens: int) -> bool:
-    """Whether a decode worker that ran nothing else would meet the limit of a sequence of so many tokens."""
-    alone_s = worker.costs.decode_step_s + worker.costs.each_s(context_tokens)
+    """True if a decode worker that ran nothing else would meet the limit of a sequence of
+    `context_tokens`."""
+    alone_s = worker.costs.shared_s + worker.costs.each_s(context_tokens)
     return worker.tpot_ratio.value * alone_s <= TPOT_SAFETY * tpot_s
 
 
 def knows_sequences(worker: Worker, context_tokens: int) -> bool:
-    """True if a decode worker's costs say what one more sequence of so many tokens costs. After steps of few
-    different loads they hardly do, and by them a worker that seems a little faster than another one takes all
-    sequences."""
-    return worker.costs.each_s(context_tokens) > _SEQUENCE_NOISE * worker.costs.decode_step_s
+    """True if a decode worker's costs say what one more sequence of `context_tokens` costs. After steps of
+    few different loads they hardly do, and by them a worker that seems a little faster than another one takes
+    all sequences."""
+    return worker.costs.each_s(context_tokens) > _SEQUENCE_NOISE * worker.costs.shared_s
 
 
 def sequences_within(worker: Worker, tpot_s: float | None, context_tokens: int) -> int:
-    """How many more sequences of so many tokens a decode worker has slots for, and can run within a limit
-    beside those that will still run when their prompts are computed (`staying`)."""
+    """Number of further sequences of `context_tokens` that a decode worker has slots for, and can run within
+    a limit beside those that will still run when their prompts are computed (`staying`)."""
     free = max(0, worker.free_slots)
     if tpot_s is None:
         return free

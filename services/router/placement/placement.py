@@ -4,11 +4,10 @@ least (`worker_order`).
 A request is placed only if decode has a free slot and prefill will start it soon (few tokens go before it
 there), so that no slot waits long for its first token.
 
-Decode workers on which a request, or one that runs there, would miss its limit of the time per output token
-come last, the least risk first. Where late requests are refused, one with a limit is placed on none of them.
-Elsewhere, if all that run have limits as tight, a request that has time until its first token waits for room
-under its limit, and one that is late while others would miss theirs: so bursts are smoothed, and fewer miss
-their limits.
+Decode workers on which a request, or one that runs there, would miss its TPOT limit come last, the least risk
+first. Where late requests are refused, one with a limit is placed on none of them. Elsewhere, if all that run
+have limits as tight, a request that has time until its first token waits for room under its limit, and one
+that is late while others would miss theirs: so bursts are smoothed, and fewer miss their limits.
 
 Of prefill workers the one with the earliest predicted first token is chosen, by measured costs; before any
 are known, the one with the fewest tokens queued there, less the prompt's cached tokens. So the longest cached
@@ -19,7 +18,7 @@ A combined worker that exchanges sequences with others may compute a prompt for 
 prompt itself, those that wait behind it, and those that the worker decodes, whose steps take longer
 meanwhile. So it computes short or mostly cached prompts, prompts while it decodes little, and what would
 otherwise wait for long. A prompt whose best worker has a full queue waits for it rather than go to one that
-decodes. Where all workers are combined, `prefill_duty` says which compute prompts.
+decodes. Where all workers are combined, `prefill_division` says which compute prompts.
 
 Among pairs that are equal by this, one of the same group is chosen: workers of one container, between which
 blocks need no network.
@@ -45,7 +44,7 @@ from services.router.placement.forecast import (
     usual_output,
 )
 from services.router.placement.pools import Pools, bind
-from services.router.placement.prefill_duty import DecodeChoice, PrefillDuty
+from services.router.placement.prefill_division import DecodeChoice, PrefillDivision
 from services.router.placement.ready_pairs import some_pair, unusable_reason
 from services.router.placement.room import STUCK_S, MayUse, Room, Waits, worth_waiting
 from services.router.placement.worker_order import DecodeOrder, PrefillOrder, WorkerOrder
@@ -57,10 +56,10 @@ from services.router.workers.directory import Directory
 from services.router.workers.other_claims import FIRST, Precedence
 from services.router.workers.worker import Worker
 
-# A prompt of more than `prefill_ahead_tokens` that ends within so many seconds has the next one sent after
+# Seconds within which a prompt of more than `prefill_ahead_tokens` must end for the next one to be sent after
 # it.
 _NEXT_WITHIN_S = 0.25
-# A worker that decodes, too, has a third prompt queued behind two others, up to so many times
+# A worker that decodes, too, has a third prompt queued behind two others, up to this many times
 # `prefill_ahead_tokens`: steps of which a decode step is part hold the ends of several prompts, and take the
 # worker least where two wait when one is begun (docs/decisions/0044-decode-steps-in-prefill-steps.md).
 _WITH_THIRD = 1.5
@@ -69,9 +68,9 @@ Cached = Callable[[Worker], int]
 
 
 class NoRoom(Enum):
-    """Why a request is not placed: no decode worker that it may use has room, or only such as would compute
-    much of its prompt that another one has cached, or no prefill worker would start its prompt soon, or it is
-    beyond the limits of all workers, while others are served."""
+    """The reason why a request is not placed: no decode worker that it may use has room, or only such as
+    would compute much of its prompt that another one has cached, or no prefill worker would start its prompt
+    soon, or it is beyond the limits of all workers, while others are served."""
 
     DECODE = auto()
     CACHED = auto()
@@ -99,14 +98,14 @@ class Placement:
         self.pools = pools
         self._ahead = prefill_ahead_tokens
         self.refuse_late = refuse_late
-        self.duty = PrefillDuty()
+        self.division = PrefillDivision()
         # Called after each claim.
         self.on_claim: Callable[[], None] = lambda: None
-        # Placements by who computes the prompt: the decode worker (`spare`: one on prefill duty), or another.
+        # Placements by who computes the prompt: the decode worker (`spare`: a designated one), or another.
         self.placed = Counter({"own": 0, "other": 0, "spare": 0})
 
     def usable(self, call: ClientCall | None = None) -> bool:
-        """Whether some pair could serve a request of this call, or a new one, now or once it has room."""
+        """True if some pair could serve a request of this call, or a new one, now or once it has room."""
         return some_pair(self._admitted(call))
 
     def fits(self, needs: Needs, call: ClientCall | None = None, failed: Sequence[FailedPair] = ()) -> bool:
@@ -120,7 +119,7 @@ class Placement:
         return Fit(needs).among(workers), Fit(Needs(0, 0)).among(workers)
 
     def unusable_reason(self) -> str:
-        """Why `usable` is false."""
+        """Says why no pair of workers is `usable`."""
         return unusable_reason(self._directory.workers)
 
     def pick(
@@ -148,7 +147,7 @@ class Placement:
         `cached`: how many of the tokens a worker has cached; called once for each worker. `may_use`: whether
         the request may use a decode worker with a free slot, `may_prefill`: whether it may use a prefill
         worker. `needs`: what it asks of workers; None: no more than its tokens. `failed`: where attempts of
-        it failed. `tpot_s`: its limit of the time per output token, `due`: when its first token is due,
+        it failed. `tpot_s`: its TPOT limit, `due`: when its first token is due,
         `precedence`: over requests of sibling processes,
         `behind`: how many requests wait behind it. `returning`: it has been placed before, and is not refused
         any more. `by_order`: whether prompts that a prefill worker computes after this one do not count as
@@ -172,7 +171,7 @@ class Placement:
             self._starts_soon, tokens=least, precedence=before, prompt=prompt if by_order() else None
         )
         soon = partial(_both, may_prefill, starts_soon)
-        division = self.duty.divide(hits)
+        division = self.division.divide(hits)
         uncached: dict[Worker, int] = {}
         # With `refuse_late` it would be refused rather than wait for a cache.
         if not (returning or self.refuse_late):
@@ -220,17 +219,17 @@ class Placement:
             reason=pair.reason,
             cost=max(1, to_compute) + output_cost,
             left_s=left_s,
-            on_decoded=partial(self.duty.ended, max_tokens=max_tokens),
+            on_decoded=partial(self.division.ended, max_tokens=max_tokens),
         )
         own_s = min((prompt(one).own_s for one in hits if one.exchanges), default=0.0)
-        self.duty.placed(own_s, decode.costs, context, max_tokens)
+        self.division.placed(own_s, decode.costs, context, max_tokens)
         self.on_claim()
         return claim
 
     def _waits(
         self, waits: Callable[[], Waits], workers: Iterable[Worker], tpot_s: float | None, context: int
     ) -> Waits:
-        """What a request of `context` tokens waits for."""
+        """The reason for which a request of `context` tokens waits."""
         if tpot_s is None:
             return Waits.NOT
         if self.refuse_late:
@@ -257,7 +256,7 @@ class Placement:
             why_own = choice.own.get(decode, "")
             order_of = partial(order.prefill, decode)
             able = [one for one in ([decode] if why_own else keys) if fit.pair(one, decode)]
-            prefill = self._prefill_for(decode, able, order_of, soon)
+            prefill = self.prefill_for(decode, able, order_of, soon)
             if prefill is None:
                 continue
             if prefill.group != decode.group:
@@ -271,12 +270,12 @@ class Placement:
     def check_in_time(
         self, demand: Demand, left_s: float | None, cached: Cached, call: ClientCall, queued: Queued
     ) -> float:
-        """See `early_refusal.check_in_time`; returns the predicted seconds of the prompt on one worker. Does
-        nothing, and returns 0, unless requests that would be late are refused."""
+        """Checks as `early_refusal.check_in_time` does; returns the predicted seconds of the prompt on one
+        worker. Does nothing, and returns 0, unless requests that would be late are refused."""
         if not self.refuse_late:
             return 0.0
         workers = [worker for worker in self._admitted(call) if worker.alive]
-        decodes = self.duty.divide(workers).may_decode(workers)
+        decodes = self.division.divide(workers).may_decode(workers)
         prefills = {worker: cached(worker) for worker in workers if worker.prefills}
         check_in_time(demand, left_s, prefills, decodes, queued)
         return min(
@@ -304,7 +303,7 @@ class Placement:
         )
         return slots, min(seconds, default=0.0)
 
-    def _prefill_for(
+    def prefill_for(
         self,
         decode: Worker,
         among: Iterable[Worker],
@@ -358,7 +357,7 @@ class Placement:
         precedence: Precedence = FIRST,
         prompt: Callable[[Worker], PromptAt] | None = None,
     ) -> bool:
-        """Whether few tokens are queued at a worker, with those of requests in sibling processes that are to
+        """True if few tokens are queued at a worker, with those of requests in sibling processes that are to
         be placed before, which are taken to have `tokens` each; with `prompt`, only those count that go
         before it. Also where a single long prompt is there that soon ends: the next one must be there by
         then; and where two are that a third one may share steps with."""
@@ -372,7 +371,7 @@ class Placement:
             return True
         if worker.decodes and worker.prefill_queue_prompts == 2 and queued < _WITH_THIRD * self._ahead:
             return True
-        return prompt is not None and queued - prompt(worker).turn.tokens_behind < self._ahead
+        return prompt is not None and queued - prompt(worker).wait.tokens_behind < self._ahead
 
 
 def _no_room(why: NoRoom, passed_over: Iterable[Worker], soon: Callable[[Worker], bool]) -> NoRoom:

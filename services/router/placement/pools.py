@@ -80,7 +80,7 @@ class Pools:
         return True
 
     def admits(self, worker: Worker, call: ClientCall | None = None) -> bool:
-        """Whether a request of this call, or a new one, may use this worker."""
+        """True if a request of this call, or a new one, may use this worker."""
         if call is None or call.pool is None:
             return worker.serves and self.current is not None
         wanted = call.formats.get(worker.decodes)
@@ -89,18 +89,19 @@ class Pools:
         return worker.pool == call.pool and wanted in (None, worker.weight_format)
 
     def ready(self, pool: str) -> bool:
-        """Whether a pair of this pool could serve a request."""
+        """True if a pair of this pool could serve a request."""
         return some_pair(
             worker for worker in self._workers() if worker.pool == pool and self.compatible(worker)
         )
 
     def compatible(self, worker: Worker) -> bool:
-        """Whether a worker has this router's model and tokenizer."""
+        """True if a worker has this router's model and tokenizer."""
         pool = worker.described.pool
         return pool.model == self._model and pool.tokenizer == self._tokenizer
 
     def switch(self, pool: str) -> None:
-        """Has new requests use another pool; running ones stay in theirs.
+        """Makes new requests use another pool; running ones stay in theirs. Raises BatonError: NOT_FOUND for
+        a pool without workers, CONFLICT for one that this router cannot use or that is not ready.
 
         Raises BatonError: NOT_FOUND for a pool without workers, CONFLICT for one that this router cannot use
         or that is not ready.

@@ -1,9 +1,9 @@
 """Estimates how much of a prompt each worker has in its prefix cache.
 
 Placement uses only this router's own view: a prompt that was sent to a worker is assumed to be cached there,
-and so is the output that a worker has decoded, but for its last token, which has no KV; limited to the blocks
-that the worker has, least recently used first out. If there is a shared prefix index,
-it is queried in the background and corrects the view when it answers; no request waits for it.
+and so is the output that a worker has decoded, without its last token, which has no KV; limited to the blocks
+that the worker has, least recently used first out. If there is a shared prefix index, it is queried in the
+background and corrects the view when it answers; no request waits for it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from services.router.workers.worker import Worker
 
 # Longer prompts and outputs are hashed in a thread: on the event loop they would delay every stream by 1 ms
 # or more.
-_LONG_TOKENS = 4096
+LONG_TOKENS = 4096
 # Concurrent queries of the index; prompts beyond that are not looked up.
 _MAX_QUERIES = 32
 # Long outputs that are hashed at a time; the view does not learn those beyond that.
-_MAX_OUTPUTS = 32
-# Made once for each kind of cache and tenant, while so many are in use.
+MAX_OUTPUTS = 32
+# Number of hashers that are kept, one for each kind of cache and tenant.
 _HASHERS = 1024
 # The index may not know yet what was sent to a worker so recently.
 _INDEX_DELAY_S = 3.0
@@ -36,7 +36,7 @@ _INDEX_DELAY_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class CacheKind:
-    """What a worker's block hashes depend on, besides secret and tenant."""
+    """Properties of a worker that its block hashes depend on, besides secret and tenant."""
 
     fingerprint: bytes
     cache_dtype: str
@@ -65,11 +65,19 @@ class PromptBlocks:
 
 
 class PrefixAffinity:
-    """This router's view. Used on the event loop only; empty without a secret."""
+    """This router's view of the workers' prefix caches. Used on the event loop only; empty without a
+    secret."""
 
     def __init__(
-        self, secret: str, workers: Callable[[], Sequence[Worker]], state: State | None = None
+        self,
+        secret: str,
+        workers: Callable[[], Sequence[Worker]],
+        state: State | None = None,
+        long_tokens: int = LONG_TOKENS,
+        max_outputs: int = MAX_OUTPUTS,
     ) -> None:
+        self._long_tokens = long_tokens
+        self._max_outputs = max_outputs
         self._workers = workers
         self._state = state
         self._secret = secret.encode()
@@ -91,7 +99,7 @@ class PrefixAffinity:
         if self._secret:
             for kind in set(filter(None, map(CacheKind.of, self._workers()))):
                 hasher = self._hasher(kind, tenant)
-                if len(token_ids) > _LONG_TOKENS:
+                if len(token_ids) > self._long_tokens:
                     prompt.hashes[kind] = await asyncio.to_thread(hasher.hashes, token_ids)
                 else:
                     prompt.hashes[kind] = hasher.hashes(token_ids)
@@ -99,7 +107,7 @@ class PrefixAffinity:
         return prompt
 
     def cached_tokens(self, worker: Worker, prompt: PromptBlocks) -> int:
-        """How many tokens of a prompt this worker has cached, by estimate. The last token is always
+        """Estimated number of a prompt's tokens that this worker has cached. The last token is always
         computed."""
         hashes, view = prompt.hashes_for(worker), self._views.get(worker.identity.incarnation)
         if not hashes or not view:
@@ -123,8 +131,8 @@ class PrefixAffinity:
             return
         known, hasher = prompt.hashes[kind], self._hasher(kind, prompt.tenant)
         rest = (*prompt_ids[len(known) * kind.block_tokens :], *output[:-1])
-        if len(rest) > _LONG_TOKENS:
-            if len(self._outputs) < _MAX_OUTPUTS:
+        if len(rest) > self._long_tokens:
+            if len(self._outputs) < self._max_outputs:
                 task = asyncio.create_task(self._add_long(worker, hasher, known, rest))
                 self._outputs.add(task)
                 task.add_done_callback(self._outputs.discard)

@@ -1,4 +1,4 @@
-"""True if some pair of workers could serve a request: what readiness is, of a router and of a pool."""
+"""Judges whether some pair of workers could serve a request: what readiness is, of a router and of a pool."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class LastingPair:
 
 
 def unusable_reason(workers: Sequence[Worker]) -> str:
-    """Why none could, without names or addresses. `workers`: all that are not lost."""
+    """Says why no pair of `workers` could serve a request, without names or addresses. `workers`: all that
+    are not lost."""
     alive = [worker for worker in workers if worker.alive]
     if not alive:
         return "no worker is ready"

@@ -1,8 +1,8 @@
-"""What counts as room at a decode worker for one request.
+"""Judges whether a decode worker has room for one request.
 
-A free slot; for one that waits under a limit of the time per output token also that its own limit is met
-there, or, where it is late, the limits of others. Where requests that are to be placed before it wait in
-sibling processes of the router, there must be room for one more of each.
+Room is a free slot; for a request that waits under a TPOT limit also that its own limit is met there, or,
+where it is late, the limits of others. Where requests that are to be placed before it wait in sibling
+processes of the router, there must be room for one more of each.
 
 A combined worker that would compute much more of the prompt than the one with most of it cached must have
 more room than that. A request that waits for its own limit uses it only where a quarter more sequences than
@@ -40,8 +40,8 @@ STUCK_S = 1.0
 
 
 class Waits(Enum):
-    """What keeps a request from a decode worker that has a free slot: nothing, that it would miss its own
-    limit of the time per output token there, or, since it is late, that others would miss theirs."""
+    """The reason for keeping a request from a decode worker that has a free slot: none, that it would miss
+    its own TPOT limit there, or, since it is late, that others would miss theirs."""
 
     NOT = auto()
     FOR_ITSELF = auto()
@@ -50,10 +50,10 @@ class Waits(Enum):
 
 @dataclass(frozen=True)
 class Room:
-    """Of a request that has `context` tokens on average. `may_use`: whether it may use a worker with a free
-    slot. `uncached`: the tokens of its prompt that each worker would compute that decodes it then; empty
-    where it waits for no worker that has it cached. `ahead`: prompt tokens from which on a worker's queue is
-    full."""
+    """The room for a request that has `context` tokens on average. `may_use`: whether it may use a worker
+    with a free slot. `uncached`: the tokens of its prompt that each worker would compute that decodes it
+    then; empty where it waits for no worker that has it cached. `ahead`: prompt tokens from which on a
+    worker's queue is full."""
 
     may_use: MayUse
     waits: Waits
@@ -64,8 +64,8 @@ class Room:
     ahead: int
 
     def within_limits(self, decode: Worker, more: int = 0) -> bool:
-        """Whether a worker has room for the request, whatever of its prompt it would have to compute; with
-        `more`, whether there is room for so many further ones, too."""
+        """True if a worker has room for the request, whatever of its prompt it would have to compute, and for
+        `more` further ones like it."""
         if not (decode.decodes and decode.has_free_slot):
             return False
         left = decode.slots_left_by(self.precedence)
@@ -79,7 +79,7 @@ class Room:
         return True
 
     def passes_over(self, decode: Worker) -> bool:
-        """Whether the request waits for a worker that has more of its prompt cached than this one, where it
+        """True if the request waits for a worker that has more of its prompt cached than this one, where it
         is within limits."""
         busy = decode.prefill_queue_tokens >= _MUCH_ROOM_SHARE * self.ahead
         if busy and self._computes_much(decode, self._fewest_with_room):
@@ -112,8 +112,8 @@ class Room:
 
 
 def worth_waiting(workers: Iterable[Worker], tpot_s: float, context: int) -> bool:
-    """Whether a request waits for room under its limit: some decode worker would meet it, and all that run
-    have limits as tight. Sequences with looser ones would take the room of those that wait."""
+    """True if a request should wait for room under its limit: some decode worker would meet it, and all that
+    run have limits as tight. Sequences with looser ones would take the room of those that wait."""
     decodes = [worker for worker in workers if worker.decodes]
     as_tight = all(bisect.bisect_right(one.tpot_limits, tpot_s) == one.claimed_slots for one in decodes)
     return as_tight and any(meets_alone(one, tpot_s, context) for one in decodes)

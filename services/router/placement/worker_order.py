@@ -1,10 +1,10 @@
-"""In which order workers are considered for one request.
+"""Orders the workers that are considered for one request.
 
 A decode worker by the limits that would be missed there, then by the delay of all requests together, in
 seconds: of the prompt, where the way that delays least is taken; of the request's own tokens; and of the
 sequences that run there, whose steps become longer. So a conversation stays where its KV is cached, unless
-that worker runs so many sequences more than another one that computing its tokens again costs less. Where
-step costs are not known, by what the cache saves, then by free slots.
+that worker runs enough sequences more than another one that computing its tokens again costs less. Where step
+costs are not known, by what the cache saves, then by free slots.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class WorkerOrder:
     suspects: Collection[Worker] = ()
 
     def prefill(self, decode: Worker, prefill: Worker) -> PrefillOrder:
-        """Of a prefill worker, for a sequence that `decode` decodes."""
+        """Sort key of a prefill worker, for a sequence that `decode` decodes."""
         prompt = self.prompt(prefill)
         misses = prefill_misses(prefill, prompt, None if self.due is None else self.due.left_s)
         delay_s = round(self._prompt_delay_s(decode, prefill), 3)
@@ -84,7 +84,7 @@ class WorkerOrder:
         return PrefillOrder(suspect, misses, delay_s, load, prefill.group != decode.group)
 
     def decode(self, worker: Worker) -> DecodeOrder:
-        """Of a decode worker."""
+        """Sort key of a decode worker."""
         if not worker.decodes:
             return DecodeOrder(False, 0, 0.0, 0, 0, 0, 0)
         hits, free = self.hits[worker], worker.free_slots
@@ -102,8 +102,8 @@ class WorkerOrder:
         return DecodeOrder(suspect, misses, delay_s, -saves, -free, worker.reserved_tokens, -hits)
 
     def reason(self, decode: Worker, prefill: Worker, able: Iterable[Worker]) -> str:
-        """Why `prefill` computes a prompt for a worker that may do so itself; empty where there is no choice
-        among those that are `able` to."""
+        """Says why `prefill` computes a prompt for a worker that may do so itself; empty where there is no
+        choice among those that are `able` to."""
         if not decode.exchanges:
             return ""
         own = prefill is decode
@@ -123,7 +123,8 @@ class WorkerOrder:
         return prefill_delay_s(prefill, self.prompt(prefill), prefill is not decode, behind, self.due)
 
     def _least_prompt_delay_s(self, decode: Worker) -> float:
-        """By the way that delays least; alike for all decode workers that compute no prompts."""
+        """Delay of the prompt by the way that delays least; the same for all decode workers that compute no
+        prompts."""
         delays = [self._prompt_delay_s(decode, decode)] if decode.prefills_itself else []
         if not self.computes_itself(decode):
             delays += [delay_s for delay_s, other in self._least_of_others if other is not decode][:1]

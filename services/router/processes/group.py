@@ -44,7 +44,7 @@ _log = get_log("router")
 
 
 class RouterGroup:
-    """The processes. `serve` returns only by an error; `stop` has to be awaited in the end."""
+    """The processes of a router. `serve` returns only by an error; `stop` has to be awaited in the end."""
 
     def __init__(self, config: RouterConfig, folder: str) -> None:
         """`config`: with the ports to bind. `folder`: for the processes' sockets."""
@@ -70,7 +70,7 @@ class RouterGroup:
                 tasks.create_task(self._keep(index))
 
     async def stop(self) -> None:
-        """Drains all processes, together."""
+        """Drains and ends all processes, together."""
         self._stopping = True
         deadline = asyncio.get_running_loop().time() + self._drain_s + _END_S
         await asyncio.gather(*(child.stop(deadline) for child in self._children.values()))
@@ -157,7 +157,7 @@ class RouterGroup:
         _log.error("router_process_hung", process_index=index, silent_s=silent_s)
 
     def _lost(self, index: int) -> None:
-        """A process has ended."""
+        """Takes note that a process has ended."""
         self._answering.discard(index)
         if index == self._admin:
             self._admin = _NONE

@@ -1,5 +1,5 @@
-"""Which of several router processes do not answer, as the process that starts them knows it and tells them
-all: the kernel goes on giving each its share of new connections."""
+"""Knows the router processes that do not answer, as seen by the process that starts them, and tells all of
+them: the kernel goes on giving each its share of new connections."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# A process whose replacement does not answer after so long cannot be replaced: the router is to be restarted.
+# Seconds in which a process's replacement must answer: else the router is to be restarted.
 REPLACED_WITHIN_S = 30.0
 
 
 class MemberHealth:
-    """Belongs to the process that starts the others; `tell` sends them a message whenever what it says
-    changes."""
+    """Health of the router processes, held by the process that starts them; `tell` sends them a message
+    whenever what it says changes."""
 
     def __init__(
         self, tell: Callable[[Mapping[str, Any]], None], clock: Callable[[], float] = time.monotonic
@@ -26,7 +26,7 @@ class MemberHealth:
         self._told: Mapping[str, Any] = {"silent_processes": [], "failed_processes": []}
 
     def changed(self, index: int, silent: bool) -> None:
-        """A process is silent, or answers."""
+        """Records that a process is silent, or answers."""
         if silent:
             self._silent.add(index)
         else:
@@ -35,7 +35,7 @@ class MemberHealth:
         self.review()
 
     def ended(self, index: int) -> None:
-        """A process that has answered has ended, or its replacement has."""
+        """Records that a process that has answered has ended, or that its replacement has."""
         self._silent.add(index)
         self._ended.setdefault(index, self._clock())
         self.review()
@@ -51,12 +51,12 @@ class MemberHealth:
 
 
 def silence(message: Mapping[str, Any]) -> str | None:
-    """Why a router is not ready, by a message of `MemberHealth`; None where all processes answer."""
+    """Says why a router is not ready, by a message of `MemberHealth`; None where all processes answer."""
     return _named(message.get("silent_processes"), "does not answer", "do not answer")
 
 
 def failure(message: Mapping[str, Any]) -> str | None:
-    """Why a router should be restarted, by such a message; None where it need not be."""
+    """Says why a router should be restarted, by such a message; None where it need not be."""
     return _named(message.get("failed_processes"), "is not replaced", "are not replaced")
 
 

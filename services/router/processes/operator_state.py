@@ -1,4 +1,4 @@
-"""What operators have changed at one router process holds for all of them.
+"""Keeps operators' changes the same at all processes of a router.
 
 One process serves AdminService. It relays drains of workers and of the router, and the current pool, whenever
 they change; the other processes, and those that are started later, apply them. What names a worker or a pool
@@ -17,7 +17,8 @@ from services.router.workers.directory import Directory
 
 
 class OperatorState:
-    """One process's. Call `review` after each change of any worker, of draining, or of the pool."""
+    """Operators' changes as one process knows them. Call `review` after each change of any worker, of
+    draining, or of the pool."""
 
     def __init__(
         self,
@@ -36,13 +37,13 @@ class OperatorState:
         self._drained: frozenset[str] = frozenset()
 
     def relay_by(self, relay: Callable[[Mapping[str, Any]], None]) -> None:
-        """This process serves AdminService from now on: `relay` sends a message to the others, once `begin`
-        was called."""
+        """Starts to relay changes, since this process serves AdminService: `relay` sends a message to the
+        others, once `begin` was called."""
         self._relay = relay
         self.review()
 
     def begin(self) -> None:
-        """The parent knows that this process is ready, and takes messages."""
+        """Starts to send messages: the parent knows that this process is ready."""
         self._relays = True
         self.review()
 

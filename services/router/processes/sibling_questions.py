@@ -31,11 +31,11 @@ class SiblingQuestions:
 
     @property
     def index(self) -> int | None:
-        """This process's; None if it is the only one."""
+        """Index of this process; None if it is the only one."""
         return None if self._member is None else self._member.index
 
     async def start(self) -> None:
-        """Begins to answer."""
+        """Begins to answer the siblings' questions."""
         if self._member is not None:
             path = _path(self._member, self._member.index)
             with contextlib.suppress(FileNotFoundError):
@@ -43,7 +43,7 @@ class SiblingQuestions:
             self._server = await asyncio.start_unix_server(self._answer, path, limit=_QUESTION_BYTES)
 
     async def stop(self) -> None:
-        """Ends what `start` began."""
+        """Stops answering the siblings' questions."""
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from services.common.config.router import GroupMember
-from services.router.placement.prefill_duty import PrefillDuty
+from services.router.placement.prefill_division import PrefillDivision
 from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.workers.backlog import (
@@ -40,9 +40,10 @@ from services.router.workers.recent_mean import Sum
 from services.router.workers.worker import Worker
 
 # After a change. Less than an early prefill's head start: others know of a slot before its worker does.
-_SOON_S = 0.002
+SOON_S = 0.002
 _HEARTBEAT_S = 0.25
-# Without a datagram for so long a sibling has ended. Its slots are foreign until workers end what it ran.
+# Seconds without a datagram after which a sibling has ended. Its slots count as those of other routers until
+# workers end what it ran.
 _SILENT_S = 1.0
 # Read at once, so that siblings cannot hold up the event loop.
 _MOST_READ = 64
@@ -54,7 +55,7 @@ _HASH_BYTES = 16
 # Kind, index of the process; of claims also: how many requests run or wait, how many wait for prefill, how
 # many wait in all, the precedence of the first that waits and is not late, whose time is infinite without
 # any, and whether workers compute their own prompts; then seconds of the prompts that wait, by length, and
-# the sums of the means of `PrefillDuty`.
+# the sums of the means of `PrefillDivision`.
 _HEAD, _LOAD, _SUM = struct.Struct("<cB"), struct.Struct("<IIIid?"), struct.Struct("<Id")
 _PROMPTS = struct.Struct(f"<{LENGTHS}f")
 # Incarnation; slots, tokens in them, tokens and prompts queued for prefill, share of its time that recent
@@ -62,14 +63,14 @@ _PROMPTS = struct.Struct(f"<{LENGTHS}f")
 _CLAIM = struct.Struct(f"<16sIQQIffIddd{LENGTHS}f")
 _NONE_WAITS = Precedence(0, math.inf)
 _CLAIMS, _PROMPT, _LINK = b"c", b"p", b"l"
-# Incarnations of a prefill and a decode worker; then why their link failed, in so many bytes at most.
+# Incarnations of a prefill and a decode worker; then why their link failed, in at most `_REASON_BYTES`.
 _PAIR = struct.Struct("<16s16s")
 _REASON_BYTES = 1024
 
 
 class OwnLoad(NamedTuple):
-    """How many requests of this process run or wait; how many wait for prefill, and in all; the precedence of
-    the first of them that is not late, and seconds of their prompts."""
+    """Load of this process: requests that run or wait; those that wait for prefill, and in all; the
+    precedence of the first of them that is not late, and seconds of their prompts."""
 
     running: int
     waiting_for_prefill: int
@@ -79,12 +80,12 @@ class OwnLoad(NamedTuple):
 
     @classmethod
     def of(cls, running: int, queue: WaitingQueue) -> OwnLoad:
-        """Of this process's queue."""
+        """Reads the load of this process from its queue."""
         return cls(running, queue.waiting_for_prefill, queue.waiting, queue.first_waiting, queue.prompts)
 
 
 class _Claims(NamedTuple):
-    """What one process has at one worker; `ratios`: the sum of what its `tpot_ratio` observed; `backlog`: of
+    """Claims of one process on one worker; `ratios`: the sum of what its `tpot_ratio` observed; `backlog`: of
     its prompts there."""
 
     slots: int = 0
@@ -111,21 +112,21 @@ class _Claims(NamedTuple):
 
     @classmethod
     def unpacked(cls, values: tuple[Any, ...]) -> _Claims:
-        """Of what `packed` returned."""
+        """Restores the claims from what `packed` returned."""
         slots, context, tokens, prompts, share, released, count, total, added_s, unfinished_s, *left = values
         backlog = BacklogPart(added_s, unfinished_s, tuple(left))
         return cls(slots, context, tokens, prompts, share, released, Sum(count, total), backlog)
 
     @property
     def packed(self) -> tuple[Any, ...]:
-        """Its values one behind the other."""
+        """The values, one behind the other."""
         added_s, unfinished_s, left = self.backlog
         return (*self[:-2], *self.ratios, added_s, unfinished_s, *left)
 
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What one sibling has reported of itself. `claims`: by the incarnation of the worker."""
+    """The latest report of one sibling. `claims`: by the incarnation of the worker."""
 
     load: OwnLoad
     own_prompts: bool
@@ -140,13 +141,13 @@ class SiblingView:
         member: GroupMember,
         workers: Callable[[], Sequence[Worker]],
         prefixes: PrefixAffinity,
-        duty: PrefillDuty,
+        division: PrefillDivision,
         load: Callable[[], OwnLoad],
     ) -> None:
         self._member = member
         self._workers = workers
         self._prefixes = prefixes
-        self._duty = duty
+        self._division = division
         self._load = load
         self._paths = [_path(member, i) for i in range(member.count) if i != member.index]
         self._reports: dict[int, tuple[float, _Report]] = {}
@@ -167,7 +168,7 @@ class SiblingView:
 
     @property
     def queued(self) -> Queued:
-        """What waits at siblings, its prompts by length."""
+        """Requests that wait at siblings, their prompts by length."""
         loads = [report.load for _, report in self._reports.values()]
         prompts = all_seconds([load.prompts for load in loads])
         return Queued(sum(load.queued for load in loads), sum(prompts), prompts_of(prompts))
@@ -182,7 +183,7 @@ class SiblingView:
         self._beating = asyncio.create_task(self._beat())
 
     async def stop(self) -> None:
-        """Ends what `start` began."""
+        """Stops the beats and closes the socket."""
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
@@ -193,9 +194,9 @@ class SiblingView:
         self._socket.close()
 
     def changed(self) -> None:
-        """Counters of this process have changed: they are sent to siblings soon."""
+        """Sends a report to siblings soon: counters of this process have changed."""
         if self._soon is None and self._beating is not None:
-            self._soon = asyncio.get_running_loop().call_later(_SOON_S, self._send_changes)
+            self._soon = asyncio.get_running_loop().call_later(SOON_S, self._send_changes)
 
     def _send_changes(self) -> None:
         self._soon = None
@@ -220,9 +221,9 @@ class SiblingView:
         counts = load.running, load.waiting_for_prefill, load.queued
         parts = [
             _HEAD.pack(_CLAIMS, self._member.index),
-            _LOAD.pack(*counts, *(load.first or _NONE_WAITS), self._duty.own_prompts),
+            _LOAD.pack(*counts, *(load.first or _NONE_WAITS), self._division.own_prompts),
             _PROMPTS.pack(*load.prompts),
-            *(_SUM.pack(*mean.own) for mean in self._duty.means),
+            *(_SUM.pack(*mean.own) for mean in self._division.means),
         ]
         for worker in self._workers():
             incarnation = worker.identity.incarnation
@@ -275,7 +276,7 @@ class SiblingView:
         running, for_prefill, queued, priority, since, own_prompts = _LOAD.unpack_from(body)
         prompts = _PROMPTS.unpack_from(body, _LOAD.size)
         body = body[_LOAD.size + _PROMPTS.size :]
-        means = self._duty.means
+        means = self._division.means
         sums = [Sum(*_SUM.unpack_from(body, i * _SUM.size)) for i in range(len(means))]
         claims = {
             one[0]: _Claims.unpacked(one[1:]) for one in _CLAIM.iter_unpack(body[len(sums) * _SUM.size :])
@@ -300,11 +301,11 @@ class SiblingView:
             known[prefill].links.learned(known[decode], reason.decode(errors="replace"))
 
     def _apply(self) -> None:
-        """Gives every worker the sum of what siblings have there, and duty what the first process says."""
+        """Gives every worker the siblings' claims there, and the division what the first process says."""
         reports = [report for _, report in self._reports.values()]
         first_index = min(self._reports, default=self._member.index)
         is_first = first_index >= self._member.index
-        self._duty.first_process = None if is_first else self._reports[first_index][1].own_prompts
+        self._division.first_process = None if is_first else self._reports[first_index][1].own_prompts
         firsts = (report.load.first or _NONE_WAITS for report in reports)
         waiting = tuple(first for first in firsts if first.since < math.inf)
         changed: list[Worker] = []

@@ -25,7 +25,7 @@ class BlockWait:
         self._waiting: tuple[PlacedNumber, Worker] | None = None
 
     def refused(self, number: PlacedNumber, worker: Worker) -> None:
-        """A worker had no blocks for the request of this number."""
+        """Records that a worker had no blocks for the request of this number."""
         if self._waiting is not None:
             oldest, reserved = self._waiting
             if reserved.alive and oldest <= number:
@@ -35,16 +35,16 @@ class BlockWait:
         self._waiting = number, worker
 
     def ended(self, number: PlacedNumber) -> None:
-        """The request of this number has its blocks, or no longer waits."""
+        """Ends the reservation of the request of this number, which has its blocks, or no longer waits."""
         if self.holds(number):
             self._waiting = None
 
     def holds(self, number: PlacedNumber) -> bool:
-        """Whether the reservation is for the request of this number."""
+        """True if the reservation is for the request of this number."""
         return self._waiting is not None and self._waiting[0] == number
 
     def may_use(self, number: PlacedNumber, worker: Worker, tokens: int) -> bool:
-        """Whether the request of this number, for `tokens`, may be placed on a worker with a free slot.
+        """True if the request of this number, for `tokens`, may be placed on a worker with a free slot.
 
         The waiting request may use its reserved worker, and others once they have enough blocks.
         """

@@ -21,7 +21,7 @@ class CountedQueue(WaitingQueue):
     async def claim(
         self, entry: QueueEntry, tokens: int, max_tokens: int, until: float, cached: Cached
     ) -> Claim:
-        """See `WaitingQueue.claim`."""
+        """Claims like `WaitingQueue.claim`, and counts the request's demand."""
         if entry.returning:
             return await super().claim(entry, tokens, max_tokens, until, cached)
         with self.demand.asked(tokens) as asked:
@@ -30,7 +30,7 @@ class CountedQueue(WaitingQueue):
             return claim
 
     async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> PrefillClaim:
-        """See `WaitingQueue.claim_prefill`."""
+        """Claims like `WaitingQueue.claim_prefill`, and counts the request's demand."""
         if entry.returning:
             return await super().claim_prefill(entry, tokens, until)
         with self.demand.asked(tokens) as asked:

@@ -11,7 +11,7 @@ from baton.base.errors import BatonError, ErrorKind
 from services.router.queue.drain_rate import DrainRate
 from services.router.queue.request_order import Ahead
 
-# Of the predicted time of a prompt, the part that it takes at least.
+# Least part of a prompt's predicted time that it takes.
 CAUTION = 0.8
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 0.1, 60.0
 

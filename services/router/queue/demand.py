@@ -55,7 +55,7 @@ class Asked:
         self.cached = 0
 
     def placed(self, prefill: Worker, cached: int = 0) -> None:
-        """It was given a worker for its prompt, which has so many of its tokens cached."""
+        """Records the worker that computes the prompt, and how many of its tokens it has cached."""
         self.prefill, self.cached = prefill, cached
 
 
@@ -73,7 +73,7 @@ class Demand:
 
     @contextlib.contextmanager
     def asked(self, tokens: int) -> Iterator[Asked]:
-        """Counts a request with a prompt of so many tokens: as waiting while the context is open, and as not
+        """Counts a request with a prompt of `tokens` tokens: as waiting while the context is open, and as not
         served where it is left by an error. What `placed` says to be cached is taken off at the end."""
         one = Asked(tokens, self.seconds(tokens))
         now = asyncio.get_running_loop().time
@@ -95,7 +95,7 @@ class Demand:
             self._seconds.add(now(), self.seconds(tokens, one.cached) - one.seconds)
 
     def seconds(self, tokens: int, cached: int = 0) -> float:
-        """How long a prompt takes on one worker."""
+        """Seconds that a prompt takes on one worker."""
         if self._measured is None or not self._measured.costs.prefill_token_s:
             return max(0, tokens - cached) / self._expected_tokens_per_s
         return self._measured.costs.prompt_s(tokens, cached)

@@ -1,17 +1,17 @@
-"""How fast waiting requests are placed, as measured while some waited."""
+"""Measures how fast waiting requests are placed, while some wait."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 
-# Placements that are remembered: so many at most, over so many seconds in which requests waited.
+# Placements that are remembered: the most of them, and the seconds with waiting requests that they cover.
 _MOST, _WINDOW_S = 1024, 30.0
 # With fewer the rate counts as unknown.
 LEAST_PLACEMENTS = 16
 # A longer wait for the next placement counts as this one: it may be a worker's restart.
 _LONGEST_GAP_S = 1.0
-# Placements are random: so many standard deviations more than on average may follow.
+# Placements are random: this many standard deviations more than on average may follow.
 _DEVIATIONS = 4.0
 
 
@@ -30,13 +30,13 @@ class DrainRate:
         self._seen: float | None = None
 
     def update(self, now: float, *, waiting: bool) -> None:
-        """Whether requests wait from `now` on, in seconds on any clock."""
+        """Sets whether requests wait from `now` on, in seconds on any clock."""
         if self._seen is not None:
             self._waited_s += now - self._seen
         self._seen = now if waiting else None
 
     def placed(self, now: float, tokens: float) -> None:
-        """A request of so many tokens was placed, and others still wait."""
+        """Records that a request of `tokens` tokens was placed while others still wait."""
         self.update(now, waiting=True)
         self._clock += min(self._waited_s, _LONGEST_GAP_S)
         self._waited_s = 0.0
@@ -45,7 +45,7 @@ class DrainRate:
             self._placed.popleft()
 
     def most_within(self, seconds: float) -> float:
-        """How many tokens may be placed within a time; infinite where that is not known."""
+        """Most tokens that may be placed within a time; infinite if that is not known."""
         count = len(self._placed) - 1
         if count < LEAST_PLACEMENTS:
             return math.inf

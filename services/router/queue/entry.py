@@ -36,7 +36,7 @@ class QueueEntry:
     # then it waits behind those of its tenant and priority that are not.
     late_at: float = math.inf
     late: bool = False
-    # Until when it may wait behind others, and for room under limits of the time per output token.
+    # Until when it may wait behind others, and for room under TPOT limits.
     waits_until: float = 0.0
     # When its client's call ends in any case, on the same clock.
     deadline: float | None = None
@@ -57,12 +57,14 @@ class QueueEntry:
 
     @property
     def returning(self) -> bool:
-        """Whether it was placed before. The queue's bound and its order apply to its first wait only."""
+        """True if the request was placed before. The queue's bound and its order apply to its first wait
+        only."""
         return self.number != _NOT_PLACED
 
     @property
     def precedence(self) -> Precedence:
-        """That over requests of sibling processes. A late one has none over others of its priority."""
+        """The request's precedence over requests of sibling processes. A late one has none over others of its
+        priority."""
         if self.returning:
             return FIRST
         since = max(self.since, self.call.placed_at)
@@ -72,7 +74,8 @@ class QueueEntry:
 
     @property
     def sort_key(self) -> tuple[bool, Position]:
-        """Of those of its tenant and priority that wait, the one with the lowest is placed first."""
+        """The key by which requests of a tenant and priority are sorted: the one with the lowest is placed
+        first."""
         return self.late, self.position
 
     def left_s(self) -> float | None:
@@ -82,7 +85,7 @@ class QueueEntry:
         return self.first_token_by - asyncio.get_running_loop().time()
 
     def due(self) -> Due | None:
-        """When its first token is due; None without such a limit."""
+        """The time at which the first token is due; None without such a limit."""
         left_s, slo = self.left_s(), self.slo
         if left_s is None:
             return None
@@ -91,18 +94,18 @@ class QueueEntry:
         return Due(left_s, slo.ttft_s)
 
     def may_wait(self) -> bool:
-        """Whether it has time to wait for room under limits of the time per output token."""
+        """True while the request has time to wait for room under TPOT limits."""
         return not self.returning and asyncio.get_running_loop().time() < self.waits_until
 
     def waits(self) -> Waits:
-        """What it waits for where a decode worker has a free slot."""
+        """The reason for which the request waits although a decode worker has a free slot."""
         if not self.may_wait():
             return Waits.NOT
         return Waits.FOR_OTHERS if self.late else Waits.FOR_ITSELF
 
     @property
     def tpot_s(self) -> float | None:
-        """Its limit of the time per output token."""
+        """The request's TPOT limit, in seconds; None without one."""
         return None if self.slo is None else self.slo.tpot_s
 
     @property

@@ -46,8 +46,8 @@ class EntryCheck:
         self.refused = Counter({"deadline": 0, "limits": 0})
 
     def too_late_at(self, entry: QueueEntry, tokens: int, max_tokens: int, cached: Cached) -> float:
-        """When it is too late to place the request; infinite without limits. Raises BatonError where it will
-        be."""
+        """Time from which it is too late to place the request; infinite without limits. Raises BatonError if
+        it will be."""
         try:
             if self._placement.refuse_late:
                 return self._check_limits(entry, tokens, max_tokens, cached)
@@ -60,7 +60,8 @@ class EntryCheck:
         return self._counted(too_late("no slot became free in time", 1.0, self._refusal_of(entry)))
 
     def _check_limits(self, entry: QueueEntry, tokens: int, max_tokens: int, cached: Cached) -> float:
-        """Where late requests are refused: whether it can meet its limits, by what is predicted."""
+        """Checks, where late requests are refused, that the request can meet its limits, by what is
+        predicted."""
         if entry.slo is None and entry.first_token_by is None:
             return math.inf
         context, output = mean_context(tokens, max_tokens), usual_output(max_tokens)
@@ -82,9 +83,9 @@ class EntryCheck:
         return entry.deadline - CAUTION * own_s if own_s else math.inf
 
     def _queued_before(self, entry: QueueEntry) -> Queued:
-        """What waits before a request that comes now; what shorter prompts may pass one by one, unless there
-        are many, or it goes before some in any case. Then as large a part of what waits in sibling processes
-        goes before it as of what waits here."""
+        """Returns what waits before a request that comes now; what shorter prompts may pass one by one,
+        unless there are many, or it goes before some in any case. Then as large a part of what waits in
+        sibling processes goes before it as of what waits here."""
         ahead, siblings = self._ahead_of(entry), self._siblings()
         waiting = len(self._order) + self._returned()
         part = ahead.requests / waiting if waiting else 1.0
@@ -99,7 +100,7 @@ class EntryCheck:
         return Queued(requests, 0.0, [*prompts, *siblings.prompts])
 
     def _ahead_of(self, entry: QueueEntry) -> Ahead:
-        """What will be placed before it."""
+        """Predicts what will be placed before the request."""
         ahead = self._order.ahead_of(entry)
         return ahead._replace(requests=ahead.requests + self._returned())
 

@@ -1,4 +1,4 @@
-"""Workers that one walk over the queue keeps for requests that wait for them.
+"""Workers that one scan of the queue keeps for requests that wait for them.
 
 Workers may differ in what they can serve. A request that finds no room blocks those behind it from the
 workers that it fits, so that it is placed as soon as one of them has room. What it does not fit anyway is
@@ -13,23 +13,23 @@ from services.router.workers.worker import Worker
 
 
 class Held:
-    """Empty at the beginning of a walk."""
+    """Workers that are kept for requests which a scan of the queue has skipped; empty at its beginning."""
 
     def __init__(self) -> None:
         self._prefills: set[Worker] = set()
         self._decodes: set[Worker] = set()
 
     def clear(self) -> None:
-        """Begins another walk."""
+        """Forgets what is held, for another scan."""
         self._prefills.clear()
         self._decodes.clear()
 
     def may_prefill(self, worker: Worker) -> bool:
-        """True if a prefill worker is kept for none that was passed over."""
+        """True if a prefill worker is kept for no request that was skipped."""
         return worker not in self._prefills
 
     def may_decode(self, worker: Worker) -> bool:
-        """True if a decode worker is kept for none that was passed over."""
+        """True if a decode worker is kept for no request that was skipped."""
         return worker not in self._decodes
 
     def hold(self, why: NoRoom, fitting: Fitting, among: Fitting) -> bool:

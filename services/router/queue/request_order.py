@@ -5,15 +5,15 @@ queueing: a scheduling algorithm for integrated services packet switching networ
 Networking 5(5), 1997). The flows are the tenants, the cost of a request is about its share of the workers'
 time, in prompt tokens. The flow with the least start tag is served next, and its tag grows by the request's
 cost over the tenant's weight; the virtual time is the start tag of the flow served last. So in proportion to
-weights no waiting tenant gets more than another, however many requests either sends, but for one request of
-each; and what it had while none waited is not held against it.
+weights no waiting tenant gets more than another, however many requests either sends, except for one request
+of each; and what it had while none waited is not held against it.
 
 A flow that begins to wait has as start tag where its last request ended, but no less than the virtual time
 less a burst: as from a token bucket, a tenant may have at once what it did not use of its share lately. So
 its requests that come together do not wait for a tenant that always sends too many.
 
-A more urgent priority goes first, but for a floor: a share of what is placed while less urgent requests wait
-is theirs, each priority in turn, so that none starves.
+A more urgent priority goes first, except for a floor: a share of what is placed while less urgent requests
+wait is theirs, each priority in turn, so that none starves.
 
 Within a flow, client calls take turns: each request of a call has the turn behind that of the one before, and
 the first has the current turn. That grows by one over the number of calls that wait with each request that is
@@ -21,9 +21,8 @@ placed, as the virtual time of weighted fair queueing does (Demers, Keshav and S
 simulation of a fair queueing algorithm", SIGCOMM 1989). So a call with a thousand choices and a later call
 with one take turns, and the second choice of a call waits for a request of each call that waits with it. The
 turn that was served last would not do in place of the current one: it stands still while ever new calls come,
-and all further choices would starve, whereas tenants are few, and each is charged. Within a turn,
-first come, first served. Requests that are too late for their
-first token go last, but for a part of what is placed.
+and all further choices would starve, whereas tenants are few, and each is charged. Within a turn, first come,
+first served. Requests that are too late for their first token go last, except for a part of what is placed.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ from services.router.queue.entry import Position, QueueEntry
 from services.router.request.request import ClientCall
 from services.router.workers.backlog import NO_PROMPTS, SecondsByLength, length_of
 
-# Of what is placed while less urgent requests wait, one part in so many is theirs.
+# One part in this many of what is placed while less urgent requests wait is theirs.
 _FLOOR_PARTS = 10
-# Of what is placed while requests of the same flow are late, one in so many is one of these.
+# One in this many of the requests placed while others of their flow are late is one of these.
 _LATE_PARTS = 30
-# What a tenant that used less than its share may have at once before it waits its turn, in prompt tokens.
+# What a tenant that used less than its share may have at once before it waits, in prompt tokens.
 BURST_TOKENS = 65_536.0
-# Flows without requests are kept, for their start tags, until there are so many.
-_MANY_FLOWS = 4096
+# Number of flows up to which those without requests are kept, for their start tags.
+MANY_FLOWS = 4096
 
 
 class Ahead(NamedTuple):
-    """What will be placed before a request: how many requests, their tokens, and the seconds of their prompts
-    on one worker."""
+    """Requests that will be placed before another: their number, their tokens, and the seconds of their
+    prompts on one worker."""
 
     requests: int = 0
     tokens: float = 0.0
@@ -93,7 +92,7 @@ class _Priority:
         """The tenant's, made where there is none."""
         flow = self.flows.get(tenant)
         if flow is None:
-            if len(self.flows) >= _MANY_FLOWS:
+            if len(self.flows) >= MANY_FLOWS:
                 self._forget_flows()
             flow = self.flows[tenant] = _Flow()
         return flow
@@ -110,7 +109,7 @@ class _Priority:
 
 
 class _Passed:
-    """What a walk has passed over: of each flow so many requests, and of each priority so many flows."""
+    """Numbers of requests of each flow, and of flows of each priority, that the current scan has skipped."""
 
     def __init__(self) -> None:
         self.requests: dict[_Flow, int] = {}
@@ -150,12 +149,12 @@ class RequestOrder:
 
     @property
     def flows(self) -> int:
-        """How many flows wait."""
+        """Number of flows in which requests wait."""
         return sum(len(priority.waiting) for priority in self._waiting)
 
     @property
     def first(self) -> QueueEntry | None:
-        """The first of a walk."""
+        """The first request of a scan."""
         return self._next(_Passed())
 
     def arrival(self, call: ClientCall) -> Position:
@@ -167,7 +166,7 @@ class RequestOrder:
         return turn, self._arrivals
 
     def add(self, entry: QueueEntry) -> None:
-        """Begins to wait."""
+        """Adds a request that begins to wait."""
         priority, flow = self._places(entry)
         bisect.insort(flow.waiting, entry, key=lambda one: one.sort_key)
         flow.weight = entry.weight
@@ -183,7 +182,7 @@ class RequestOrder:
             bisect.insort(priority.waiting, flow, key=lambda one: one.start)
 
     def remove(self, entry: QueueEntry) -> None:
-        """Waits no more."""
+        """Removes a request that no longer waits."""
         self._remove(entry, *self._places(entry))
 
     def set_late(self, entry: QueueEntry, late: bool) -> None:
@@ -194,11 +193,11 @@ class RequestOrder:
         bisect.insort(flow.waiting, entry, key=lambda one: one.sort_key)
 
     def last_placed_at(self, priority: int) -> float:
-        """When a request of a priority was placed last."""
+        """Time at which a request of a priority was placed last."""
         return self._priority(priority).placed_at
 
     def placed(self, entry: QueueEntry, cost: float, now: float = -math.inf) -> None:
-        """Is placed, and its flow charged."""
+        """Removes a request that is placed, and charges its flow."""
         priority, flow = self._places(entry)
         priority.placed_at = now
         self._settle(priority, cost)
@@ -213,8 +212,8 @@ class RequestOrder:
             bisect.insort(priority.waiting, flow, key=lambda one: one.start)
 
     def walk(self) -> Iterator[QueueEntry]:
-        """The requests in order. Each may be placed or removed before the next is asked for, or is passed
-        over. Only one walk at a time."""
+        """Yields the requests in order. Each may be placed or removed before the next is asked for, or is
+        skipped. Only one scan at a time."""
         passed = self._passed = _Passed()
         while (entry := self._next(passed)) is not None:
             flow = self._places(entry)[1]
@@ -224,7 +223,7 @@ class RequestOrder:
                 passed.requests[flow] = max(index + 1, passed.requests.get(flow, 0))
 
     def pass_flow(self, entry: QueueEntry) -> None:
-        """Has the walk pass over all that wait in this one's flow."""
+        """Makes the scan skip all requests that wait in this one's flow."""
         flow = self._places(entry)[1]
         self._passed.requests[flow] = len(flow.waiting)
 
@@ -234,7 +233,7 @@ class RequestOrder:
         return tuple(self._prompts)
 
     def ahead_of(self, entry: QueueEntry) -> Ahead:
-        """What will be placed before a request that would wait from now on."""
+        """Predicts what will be placed before a request that would wait from now on."""
         priority, own = self._places(entry)
         start = priority.start_of(own) + own.tokens / entry.weight
         count = tokens = prefill_s = 0.0
@@ -249,7 +248,7 @@ class RequestOrder:
         return Ahead(round(count), tokens, prefill_s)
 
     def _recall_late(self, flow: _Flow) -> None:
-        """Has the oldest late request go first after so many others."""
+        """Promotes the oldest late request once every `_LATE_PARTS` placements of its flow."""
         index = bisect.bisect_left(flow.waiting, True, key=lambda one: one.late)
         if index == len(flow.waiting):
             flow.before_late = 0

@@ -1,4 +1,4 @@
-"""What waits in the queues of the router's other processes."""
+"""The queues of the router's other processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.router.workers.backlog import Queued
 
 
 class SiblingQueues(Protocol):
-    """As far as those processes have reported it."""
+    """The queues of sibling processes, as far as these have reported them."""
 
     @property
     def waiting_for_prefill(self) -> int:
@@ -16,12 +16,12 @@ class SiblingQueues(Protocol):
 
     @property
     def queued(self) -> Queued:
-        """All that wait; where late requests are refused also seconds of their prompts, and these by
+        """Requests that wait; where late requests are refused also seconds of their prompts, and these by
         length."""
 
 
 class NoSiblings:
-    """Of a router that is one process."""
+    """The siblings' queues of a router that is one process."""
 
     waiting_for_prefill = 0
     queued = Queued()

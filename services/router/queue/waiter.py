@@ -16,9 +16,9 @@ ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
 
 @dataclass(eq=False)
 class Waiter(Generic[ClaimT]):
-    """`needs`: what the request asks of workers. `limited`: whether its own limits may be why nothing has
-    room. `since`: when it began to wait, on the event loop's clock. `unfit`: the version of the pools at
-    which it was beyond the limits of all workers."""
+    """A request that waits, as the queue knows it. `needs`: what it asks of workers. `limited`: whether its
+    own limits may be why nothing has room. `since`: when it began to wait, on the event loop's clock.
+    `unfit`: the version of the pools at which it was beyond the limits of all workers."""
 
     pick: Callable[[], ClaimT | NoRoom]
     claim: asyncio.Future[ClaimT]

@@ -43,20 +43,20 @@ from services.router.workers.worker import Worker
 # Requests that may wait outside, for each place of the queue.
 _OUTSIDE_PER_PLACE = 4
 _PLACES = "queue_places"
-# Of requests that wait for a worker that has their prompts cached, so many are tried each time; while there
+# Number of requests waiting for a worker that has their prompts cached that are tried each time; while there
 # are more, those behind them wait, too.
 _MOST_KEPT = 16
 # A late request waits behind others for this share of the time that it may wait at all.
 _YIELDING_SHARE = 0.5
-# Where a process placed no request of some priority for so long, the next one goes before more urgent ones of
-# sibling processes.
-_FLOOR_S = 1.0
+# Seconds in which a process placed no request of some priority after which the next one goes before more
+# urgent ones of sibling processes.
+FLOOR_S = 1.0
 # A timer may fire by its clock's resolution too early.
 _TICK_S = 1e-3
 
 
 class WaitingQueue:
-    """At most `max_waiting` requests wait, each at most `timeout_s`."""
+    """The queue of requests for workers: at most `max_waiting` wait, each at most `timeout_s`."""
 
     def __init__(self, placement: Placement, max_waiting: int, timeout_s: float, share: float = 1.0) -> None:
         """`share`: the part of the queue that one client call may use."""
@@ -73,7 +73,7 @@ class WaitingQueue:
         self._last_no_room = NoRoom.DECODE
         self._blocks = BlockWait()
         self._held = Held()
-        # Called when `first_waiting` may have changed, but for placements.
+        # Called when `first_waiting` may have changed, except by placements.
         self.on_wait: Callable[[], None] = lambda: None
         self.siblings: SiblingQueues = NoSiblings()
         self._places = Places(max_waiting, _PLACES, "requests wait already")
@@ -107,11 +107,11 @@ class WaitingQueue:
         return None
 
     def _precedence(self, entry: QueueEntry) -> Precedence:
-        """That of a request over those of sibling processes: its own, and once in a while that of the most
-        urgent."""
+        """The precedence of a request over those of sibling processes: its own, and once in a while that of
+        the most urgent."""
         own = entry.precedence
         placed_at = self._order.last_placed_at(entry.call.priority)
-        if asyncio.get_running_loop().time() - max(entry.since, placed_at) < _FLOOR_S:
+        if asyncio.get_running_loop().time() - max(entry.since, placed_at) < FLOOR_S:
             return own
         return FIRST._replace(since=own.since)
 
@@ -179,9 +179,9 @@ class WaitingQueue:
         self, entry: QueueEntry, tokens: int, max_tokens: int, until: float, cached: Cached
     ) -> None:
         """Sets when a request is late, and until when it waits behind others then, and for room under its
-        limit of the time per output token: so that it ends before its deadline and is placed before `until`.
-        It does neither where late requests are refused, or where it was late from the beginning. The
-        arguments are those of `claim`."""
+        TPOT limit: so that it ends before its deadline and is placed before `until`. It does neither where
+        late requests are refused, or where it was late from the beginning. The arguments are those of
+        `claim`."""
         if self._placement.refuse_late or entry.first_token_by is None or entry.returning:
             return
         if entry.deadline is not None:
@@ -198,7 +198,7 @@ class WaitingQueue:
         return len(self._waiters) if self._last_no_room is NoRoom.PREFILL else 0
 
     def _behind(self) -> int:
-        """How many wait for a prefill worker behind the one that is placed, in all processes."""
+        """Requests of all processes that wait for a prefill worker behind the one that is placed."""
         return max(0, self.waiting_for_prefill - 1) + self.siblings.waiting_for_prefill
 
     async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> PrefillClaim:
@@ -220,11 +220,11 @@ class WaitingQueue:
         return self._held.may_decode(worker) and self._blocks.may_use(entry.number, worker, tokens)
 
     def refused(self, entry: QueueEntry, worker: Worker) -> None:
-        """A decode worker had no blocks: reserves it for this request, unless an older one waits for some."""
+        """Reserves a worker that had no blocks for this request, unless an older one waits for some."""
         self._blocks.refused(entry.number, worker)
 
     def ended(self, entry: QueueEntry) -> None:
-        """The request has its slot, or is over."""
+        """Ends the entry of a request that has its slot, or is over."""
         if self._blocks.holds(entry.number):
             self._blocks.ended(entry.number)
             self.place_waiting()
@@ -293,7 +293,7 @@ class WaitingQueue:
                 timer.cancel()
 
     def _set_late(self, entry: QueueEntry, late: bool) -> None:
-        """Has a request wait behind those that are not late, or no more."""
+        """Marks or unmarks a request as late, and moves it behind or among those that are not."""
         if entry in self._waiters:
             self._order.set_late(entry, late)
             self.on_wait()
@@ -310,7 +310,7 @@ class WaitingQueue:
         """
         self._held.clear()
         blocked: set[str | None] = set()
-        # By pool, the loosest limit of the time per output token under which no worker has room.
+        # By pool, the loosest TPOT limit under which no worker has room.
         full: dict[str | None, float] = {}
         # How many wait for a worker that has their prompts cached.
         kept = 0

@@ -13,8 +13,8 @@ from services.common.observability.tracing.span import wall_offset_ns
 
 @dataclass(eq=False)
 class CallTrace:
-    """`context`: of the root span. `parent_id`: the client's span. `arrived_ns`: by the monotonic clock.
-    `offset_ns`: what makes its times those of the wall clock, the same for all spans."""
+    """The trace of one call. `context`: of the root span. `parent_id`: the client's span. `arrived_ns`: by
+    the monotonic clock. `offset_ns`: what makes its times those of the wall clock, the same for all spans."""
 
     context: TraceContext
     parent_id: bytes | None

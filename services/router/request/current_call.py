@@ -25,13 +25,14 @@ def random_id() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class CurrentCall:
-    """`trace`: None where traces are off. `id`: that of the call's first output."""
+    """The call of the current task. `trace`: None where traces are off. `id`: that of the call's first
+    output."""
 
     trace: CallTrace | None = None
     id: bytes = field(default_factory=random_id)
 
     def error_metadata(self) -> Sequence[tuple[str, str]]:
-        """What each of its errors has, as HTTP headers or trailing metadata."""
+        """The metadata of each of the call's errors, as HTTP headers or trailing metadata."""
         named = [(REQUEST_ID, self.id.hex())]
         if self.trace is not None:
             named.append((TRACERESPONSE, self.trace.header_of_ended))
@@ -42,7 +43,7 @@ current_call: ContextVar[CurrentCall | None] = ContextVar("current_call", defaul
 
 
 def begin_call(trace: CallTrace | None) -> None:
-    """A call has arrived, which the current task serves."""
+    """Begins the call that the current task serves."""
     call = CurrentCall(trace)
     current_call.set(call)
     error_metadata.set(call.error_metadata)

@@ -40,7 +40,7 @@ class WorkerLimits(NamedTuple):
 
     @classmethod
     def of(cls, described: DescribeResponse) -> WorkerLimits:
-        """Those that a worker describes."""
+        """Reads the limits that a worker describes."""
         context = described.max_context_tokens or UNKNOWN
         if not described.HasField("limits"):
             return cls(context)
@@ -82,7 +82,7 @@ class PairLimits(NamedTuple):
 
     @classmethod
     def of(cls, prefill: WorkerLimits, decode: WorkerLimits) -> PairLimits:
-        """Those of a prefill and a decode worker."""
+        """Combines the limits of a prefill and a decode worker."""
         known = [one.formats for one in (prefill, decode) if one.formats is not None]
         return cls(
             min(prefill.context, prefill.kv_tokens),
@@ -97,7 +97,7 @@ class PairLimits(NamedTuple):
         return min(self.prompt, self.total)
 
     def offers(self, logprobs: int | None, output_format: str) -> bool:
-        """True if the pair serves requests with so many logprobs and such a grammar."""
+        """True if the pair serves requests with `logprobs` logprobs and such a grammar."""
         return offers_logprobs(self.max_logprobs, logprobs) and offers_format(self.formats, output_format)
 
 

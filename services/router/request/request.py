@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from baton.request_fields.generated import RequestValues
-from baton.v1.router_pb2 import RequestTrace, Usage
+from baton.v1.router_pb2 import RequestTrace, TokenIds, Usage
 from baton.v1.types_pb2 import FinishReason, Grammar, Limits, Sampling
 from services.router.request.call_trace import CallTrace
 from services.router.request.slo import Slo
@@ -75,7 +75,7 @@ class ClientCall:
 
     @property
     def tenant_name(self) -> str:
-        """Empty where keys belong to no tenants."""
+        """Name of the tenant; empty if keys belong to no tenants."""
         return "" if self.tenant is None else self.tenant.name
 
 
@@ -85,7 +85,7 @@ class ParsedRequest(RequestValues):
 
     The prompt is one of `token_ids`, `text` and `chat`. If a helper process has tokenised it already, because
     the request is large, `tokenized` has its ids, checked against the vocabulary, and `text` only what `echo`
-    repeats.
+    repeats. `prediction` is then checked ids too, else text; None where there is none.
     """
 
     model: str
@@ -108,6 +108,7 @@ class ParsedRequest(RequestValues):
     # Whether reasoning and tool calls are looked for in the output, and the tools that it may or must call.
     structured: bool = False
     tools: ToolUse | None = None
+    prediction: str | TokenIds | None = None
     slo: Slo | None = None
     # Field name → the API's name for it, where they differ. For error messages.
     api_names: Mapping[str, str] = field(default_factory=dict)
@@ -157,6 +158,11 @@ class Request:
     structure: OutputStructure | None = None
     # Index among the outputs of its prompt.
     choice: int = 0
+    # Tokens that the output is expected to contain, as messages have them: many are copied quickly. None: the
+    # client predicts nothing.
+    prediction: TokenIds | None = None
+    # The most drafts that a decode step may verify for the output; None: as many as the worker does.
+    max_draft_tokens: int | None = None
     slo: Slo | None = None
     # Shared by all requests of the client's call.
     call: ClientCall = field(default_factory=ClientCall, compare=False, repr=False)
@@ -181,24 +187,24 @@ class Request:
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether logprobs of the output's tokens are returned."""
+        """True if logprobs of the output's tokens are returned."""
         return self.sampling.HasField("logprobs")
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether logprobs of the prompt's tokens are returned."""
+        """True if logprobs of the prompt's tokens are returned."""
         return self.echo is not None and self.wants_logprobs
 
 
 class Finish(Enum):
-    """Why an output ended; the values are those of `baton.v1.FinishReason`."""
+    """The reason why an output ended; the values are those of `baton.v1.FinishReason`."""
 
     STOP = FinishReason.FINISH_REASON_STOP
     LENGTH = FinishReason.FINISH_REASON_LENGTH
 
     @property
     def reason(self) -> str:
-        """OpenAI's `finish_reason`."""
+        """The value of OpenAI's field `finish_reason`."""
         return self.name.lower()
 
 

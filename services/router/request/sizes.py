@@ -1,10 +1,9 @@
 """Limits on the sizes of a request and its response.
 
-The request's are checked on the parsed JSON or protobuf before anything is built of it; those of large bodies
-are counted in their bytes before they are parsed (`formats.json_counts`, `formats.grpc.peek`).
+The request's are checked on the parsed JSON or protobuf before anything is built of it.
 
-A body above `LARGE_BYTES`, or with more than `MANY_MESSAGES`, is parsed and tokenised in a helper process: on
-the event loop, or in a thread that holds the GIL, it would delay every stream.
+A body above `LARGE_BYTES`, or of more than `MANY_PARTS`, is read and tokenised in a helper process: on the
+event loop, or in a thread that holds the GIL, it would delay every stream.
 
 A response's size is counted in values: one for each token, and with logprobs also the token's own logprob and
 those of the most likely tokens. An echoed prompt counts as well.
@@ -18,7 +17,6 @@ from collections.abc import Sequence, Sized
 from baton.base.errors import FieldError
 from baton.request_fields.table import MOST_ITEMS
 from baton.v1.router_pb2 import GenerateRequest
-from services.router.request.bounds import MAX_GRAMMAR_BYTES
 from services.router.request.request import Request
 from services.router.request.validate import context_exceeded
 
@@ -27,7 +25,8 @@ LARGE_BYTES = 64 * 1024
 LARGE_TOKENIZE_BYTES = 16 * 1024
 # Longer prompts are detokenised in a helper process.
 LARGE_TOKENS = 16 * 1024
-MANY_MESSAGES = 1024
+# Objects and lists of a body, or messages of one over gRPC.
+MANY_PARTS = 1024
 # Tokens that one response of /tokenize lists, unless the model's context is longer.
 MAX_LISTED_TOKENS = 128 * 1024
 MAX_FIELDS = 128
@@ -35,15 +34,6 @@ MAX_PROMPTS = 256
 MAX_MESSAGE_FIELDS = 32
 # The fields that have a conversation.
 MESSAGES = ("messages", "input")
-# The fields that have a grammar, besides what says of which kind it is. Above so many bytes of them it is
-# surely too large; `validate` counts its own.
-GRAMMARS = frozenset(
-    {
-        *("structured_outputs", "response_format", "text"),
-        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    }
-)
-MAX_GRAMMAR_FIELD_BYTES = 2 * MAX_GRAMMAR_BYTES
 _BODY_BYTES = 1024 * 1024
 _BYTES_PER_TOKEN = 16
 
@@ -53,12 +43,10 @@ def max_body_bytes(context_tokens: int) -> int:
     return _BODY_BYTES + _BYTES_PER_TOKEN * context_tokens
 
 
-def has_many_messages(document: object) -> bool:
-    """Whether a JSON body has so many messages that a helper process should parse them."""
-    if not isinstance(document, dict):
-        return False
-    lists = (document.get(name) for name in MESSAGES)
-    return any(isinstance(messages, list) and len(messages) > MANY_MESSAGES for messages in lists)
+def is_large(body: bytes | bytearray) -> bool:
+    """True if a helper process should read a JSON body: by its bytes, and by its objects and lists, each of
+    which takes up to 3 us to validate. Brackets within texts count too."""
+    return len(body) > LARGE_BYTES or body.count(b"{") + body.count(b"[") > MANY_PARTS
 
 
 def check_document(document: object, context: int) -> None:
@@ -66,7 +54,7 @@ def check_document(document: object, context: int) -> None:
     if not isinstance(document, dict):
         return
     if len(document) > MAX_FIELDS:
-        raise too_many_fields()
+        raise FieldError(f"a body has at most {MAX_FIELDS} fields")
     for name in MOST_ITEMS:
         _check_count(name, document.get(name))
     for name in MESSAGES:
@@ -75,47 +63,19 @@ def check_document(document: object, context: int) -> None:
 
 
 def check_message(request: GenerateRequest, context: int) -> None:
-    """The checks of `check_document` for a gRPC message, in the same order."""
+    """Makes the checks of `check_document` for a gRPC message, in the same order."""
     for name in MOST_ITEMS:
         if name in GenerateRequest.DESCRIPTOR.fields_by_name:
             _check_count(name, getattr(request, name))
     _check_count("tools", request.chat.tools)
-    if request.grammar.ByteSize() > MAX_GRAMMAR_FIELD_BYTES:
-        raise grammar_too_large("grammar")
     check_message_count("messages", len(request.chat.messages), context)
     if len(request.token_ids.ids) > context:
         raise context_exceeded("prompt", len(request.token_ids.ids), context)
 
 
-def too_many_fields() -> FieldError:
-    """The error of a JSON body with too many fields."""
-    return FieldError(f"a body has at most {MAX_FIELDS} fields")
-
-
 def too_many(name: str) -> FieldError:
     """The error of a field with more items than `MOST_ITEMS` allows."""
     return FieldError(f"{name}: at most {MOST_ITEMS[name]}", param=name)
-
-
-def too_many_message_fields(name: str) -> FieldError:
-    """The error of a message with too many fields."""
-    return FieldError(f"a message has at most {MAX_MESSAGE_FIELDS} fields", param=name)
-
-
-def grammar_too_large(name: str) -> FieldError:
-    """The error of a field with a grammar that is far too large."""
-    return FieldError(f"{name} has more than {MAX_GRAMMAR_BYTES} bytes", param=name)
-
-
-def too_many_messages(name: str, context: int) -> FieldError:
-    """The error of a conversation with more messages, or parts of them, than tokens of context."""
-    message = f"more messages, or parts of messages, than the model's context of {context} tokens can have"
-    return FieldError(message, param=name, code="context_length_exceeded")
-
-
-def most_token_ids(context: int) -> int:
-    """The longest list that `prompt` may be: a prompt's token ids, or several prompts."""
-    return max(context, MAX_PROMPTS)
 
 
 def _check_count(name: str, values: object) -> None:
@@ -127,9 +87,9 @@ def _check_prompt(prompt: object, context: int) -> None:
     """A list of token ids, or of few texts and lists of ids."""
     if not isinstance(prompt, list):
         return
-    few = len(prompt) <= MAX_PROMPTS
+    few, most = len(prompt) <= MAX_PROMPTS, max(context, MAX_PROMPTS)
     for ids in (prompt, *(item for item in prompt if isinstance(item, list))) if few else (prompt,):
-        if len(ids) > most_token_ids(context):
+        if len(ids) > most:
             raise context_exceeded("prompt", len(ids), context)
 
 
@@ -141,7 +101,7 @@ def _check_messages(name: str, messages: object, context: int) -> None:
     for message in messages:
         if isinstance(message, dict):
             if len(message) > MAX_MESSAGE_FIELDS:
-                raise too_many_message_fields(name)
+                raise FieldError(f"a message has at most {MAX_MESSAGE_FIELDS} fields", param=name)
             content = message.get("content")
             parts += len(content) if isinstance(content, list) else 0
     check_message_count(name, parts, context)
@@ -150,7 +110,10 @@ def _check_messages(name: str, messages: object, context: int) -> None:
 def check_message_count(name: str, count: int, context: int) -> None:
     """Raises FieldError where a conversation has more messages, or parts of them, than its context tokens."""
     if count > context:
-        raise too_many_messages(name, context)
+        message = (
+            f"more messages, or parts of messages, than the model's context of {context} tokens can have"
+        )
+        raise FieldError(message, param=name, code="context_length_exceeded")
 
 
 def check_response_size(requests: Sequence[Request], max_values: int) -> None:

@@ -26,8 +26,8 @@ class Slo:
     tpot_s: float | None = None
 
     def missed(self, latencies: Mapping[str, float]) -> str:
-        """What a request missed that had these latencies in seconds, by name, and ended: `none`, `ttft`,
-        `tpot` or `both`. One token has no time per output token."""
+        """Names the limits that a request missed that had these latencies in seconds, by name, and ended:
+        `none`, `ttft`, `tpot` or `both`. One token has no time per output token."""
         limits = {"ttft": self.ttft_s, "tpot": self.tpot_s}
         missed = [
             name
@@ -38,8 +38,8 @@ class Slo:
 
 
 class Due(NamedTuple):
-    """When a first token is due: in `left_s`, of `limit_s` that there were at the request's arrival, None
-    where its deadline alone says so."""
+    """The time at which a first token is due: in `left_s`, of `limit_s` that there were at the request's
+    arrival, None where its deadline alone says so."""
 
     left_s: float
     limit_s: float | None = None

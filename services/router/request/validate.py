@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from baton.base.errors import ErrorKind, FieldError
 from baton.request_fields.field import Kind, float32
-from baton.request_fields.table import BY_NAME, MOST_ITEMS, SAMPLING_NUMBERS, U32
+from baton.request_fields.table import BY_NAME, MAX_PREDICTION_TOKENS, MOST_ITEMS, SAMPLING_NUMBERS, U32
 from baton.v1.types_pb2 import Grammar, LogitBias, Sampling
 from services.router.request.bounds import (
     DEFAULT_MAX_TOKENS,
@@ -32,7 +32,7 @@ Ids = TypeVar("Ids", bound="Sequence[int]")
 _BOUNDS = {name: field.bounds for name, field in BY_NAME.items() if field.bounds is not None}
 # Name of a sampling parameter that is a number, and whether it is an integer.
 _SAMPLING_NUMBERS = tuple((field.name, field.kind is Kind.INTEGER) for field in SAMPLING_NUMBERS)
-# Those that stay unset at the value that changes nothing, and the defaults of the others.
+# Fields that stay unset at the value that changes nothing, and the defaults of the others.
 _UNUSED = {
     field.name: field.unused
     for field in SAMPLING_NUMBERS
@@ -78,6 +78,7 @@ class Fields:
     max_tokens: int
     min_tokens: int
     priority: int
+    max_draft_tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,9 @@ def check_fields(parsed: ParsedRequest, limits: RequestLimits) -> Fields:
         max_tokens=_max_tokens(parsed),
         min_tokens=_min_tokens(parsed),
         priority=0 if parsed.priority is None else _whole("priority", parsed.priority),
+        max_draft_tokens=None
+        if parsed.max_draft_tokens is None
+        else _whole("max_draft_tokens", parsed.max_draft_tokens),
     )
     _check_offered(parsed, limits)
     if not (parsed.tokenized or parsed.token_ids or parsed.chat or parsed.text):
@@ -212,6 +216,20 @@ def text_exceeds_context(name: str, size: int, context: int) -> FieldError:
         param=name,
         code="context_length_exceeded",
     )
+
+
+def check_prediction(ids: Ids, limits: RequestLimits) -> Ids:
+    """Returns the tokens of a prediction. Raises FieldError where they are too many, or one is not in the
+    vocabulary."""
+    if len(ids) > MAX_PREDICTION_TOKENS:
+        raise prediction_too_long(f"has {len(ids)} tokens")
+    return check_token_ids("prediction", ids, limits.vocab_size)
+
+
+def prediction_too_long(size: str) -> FieldError:
+    """The error of a prediction that is too long; `size` says what it has too much of."""
+    message = f"prediction {size}; at most {MAX_PREDICTION_TOKENS} tokens are allowed"
+    return FieldError(message, param="prediction")
 
 
 def check_token_ids(name: str, ids: Ids, vocab_size: int) -> Ids:

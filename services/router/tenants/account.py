@@ -1,4 +1,5 @@
-"""What one tenant uses at this router, and whether it may use more: the one place where limits are judged."""
+"""Accounts of tenants: what each uses at this router, and whether it may use more. The one place where limits
+are judged."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _CONCURRENT_RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """What one call of a client needs. `outputs`: requests that it makes. `output_tokens`: at most, of all
+    """The cost of one call of a client. `outputs`: requests that it makes. `output_tokens`: at most, of all
     outputs together."""
 
     prompt_tokens: int = 1
@@ -30,7 +31,7 @@ class CallCost:
 
     @property
     def per_minute(self) -> dict[str, int]:
-        """What it takes of each limit that applies to a minute."""
+        """The cost by each limit per minute."""
         return {
             "requests_per_minute": 1,
             "prompt_tokens_per_minute": self.prompt_tokens,
@@ -50,7 +51,7 @@ class Permit:
 
 
 class TenantAccount:
-    """One tenant's. All counts are since it was made."""
+    """The account of one tenant. All counts are since it was made."""
 
     def __init__(self, name: str, limits: TenantLimits, clock: Callable[[], float]) -> None:
         """`clock`: monotonic seconds."""
@@ -97,11 +98,11 @@ class TenantAccount:
 
     @property
     def limited(self) -> bool:
-        """Whether it has any limit."""
+        """True if the tenant has any limit."""
         return bool(self._buckets) or self._limits.concurrent_requests is not None
 
     def lease(self, routers: int) -> None:
-        """From now on several routers share the limits. What was used stays used."""
+        """Shares the limits among several routers from now on. What was used stays used."""
         if self._routers is not None:
             return
         self._routers = routers
@@ -113,7 +114,7 @@ class TenantAccount:
             self._slots = max(1, most // routers)
 
     def ask(self) -> QuotaAsk:
-        """What is to be settled of shared limits."""
+        """Returns the request to the store for shares of the limits, with what is used of them."""
         self.touched = False
         buckets = (self._buckets.get(name) for name in _LEAST.per_minute)
         most = self._limits.concurrent_requests
@@ -123,16 +124,17 @@ class TenantAccount:
             None if most is None else SlotAsk(most, self.running, self._slots_wanted),
         )
 
-    def settled(self, grant: QuotaGrant, routers: int) -> None:
-        """Takes what it may use from now on."""
+    def rebalanced(self, grant: QuotaGrant, routers: int) -> None:
+        """Applies the store's answer to `ask`: what the tenant may use from now on."""
         for name, change in zip(_LEAST.per_minute, grant.changes, strict=True):
             if isinstance(bucket := self._buckets.get(name), LeasedBucket):
-                bucket.settled(change, routers)
+                bucket.rebalanced(change, routers)
         self._slots = grant.slots
         self._slots_wanted = 0
 
     def store_away(self) -> None:
-        """Redis does not answer: rates go on by this router's part, slots stay as they are."""
+        """Records that the store does not answer: rates go on by this router's part, slots stay as they
+        are."""
         for bucket in self._buckets.values():
             if isinstance(bucket, LeasedBucket):
                 bucket.store_away()

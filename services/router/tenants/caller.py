@@ -1,4 +1,4 @@
-"""Who makes a call, and what its API key permits."""
+"""The maker of a call, and what its API key permits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from services.router.tenants.account import TenantAccount
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`key_id` names the key in public. `tenant`: None where keys belong to no tenants. `scopes`, `models`:
-    None: all."""
+    """The maker of a call. `key_id` names the key in public. `tenant`: None where keys belong to no tenants.
+    `scopes`, `models`: None: all."""
 
     key_id: str
     tenant: TenantAccount | None = None
@@ -27,7 +27,7 @@ class Caller:
 
     @property
     def tenant_name(self) -> str:
-        """Empty where keys belong to no tenants."""
+        """Name of the tenant; empty if keys belong to no tenants."""
         return "" if self.tenant is None else self.tenant.name
 
     def require(self, scope: KeyScope) -> None:
@@ -36,7 +36,7 @@ class Caller:
             raise BatonError(ErrorKind.FORBIDDEN, f"this API key does not have the scope {scope}")
 
     def may_use(self, model: str) -> bool:
-        """Whether the key may use this model."""
+        """True if the key may use this model."""
         return self.models is None or model in self.models
 
     def require_model(self, model: str) -> None:

@@ -1,4 +1,4 @@
-"""Who makes the call that is being served.
+"""The caller of the call that is being served.
 
 Both APIs check keys before anything else sees the call. A context variable hands the result on: it holds for
 the task that serves the call and for those that this task starts.

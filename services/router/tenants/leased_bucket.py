@@ -1,4 +1,4 @@
-"""A limit of a minute of which several routers have a part each, leased from Redis."""
+"""A limit per minute of which several routers have a part each, leased from Redis."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from collections.abc import Callable
 
 from baton.state.records import BucketAsk
 
-# Leases are settled so often.
-SETTLE_S = 0.5
+# Seconds between two rebalances of the leases.
+REBALANCE_S = 0.5
 _MINUTE_S = 60.0
 # Amounts in Redis are rounded.
 _TOLERANCE = 1e-3
-# A bucket counts as full from this share on: what refills it arrives with the next settlement.
+# A bucket counts as full from this share on: what refills it arrives with the next rebalance.
 _FULL = 0.99
 
 
 class LeasedBucket:
-    """Takes the place of a `TokenBucket`: calls are judged by what this router holds, without asking anybody.
+    """Replaces a `TokenBucket` where routers share a limit: calls are judged by what this router holds,
+    without a question to the store.
 
-    What it holds is a lease that is settled in the background. Before the first settlement, and while Redis
-    is away, it refills by itself at this router's part of the rate; what it uses of that is settled later.
-    A call for more than a router usually holds is admitted once it holds its usual part, and the rest is a
-    debt: all routers wait until it is refilled.
+    What it holds is a lease that is rebalanced in the background. Before the first rebalance, and while Redis
+    is away, it refills by itself at this router's part of the rate; what it uses of that is reported with the
+    next rebalance. A call for more than a router usually holds is admitted once it holds its usual part, and
+    the rest is a debt: all routers wait until it is refilled.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float], routers: int, used: float = 0.0) -> None:
@@ -45,10 +46,10 @@ class LeasedBucket:
         if lacking <= _TOLERANCE:
             return 0.0
         self._wanted = max(self._wanted, min(amount, self._capacity))
-        return lacking * _MINUTE_S / self._capacity + SETTLE_S
+        return lacking * _MINUTE_S / self._capacity + REBALANCE_S
 
     def take(self, amount: float) -> None:
-        """Takes `amount`, of whose `wait_s` the caller knows that it is 0."""
+        """Takes `amount`. Precondition: `wait_s(amount)` is 0."""
         self._balance = self._filled() - amount
 
     def give_back(self, amount: float) -> None:
@@ -64,12 +65,12 @@ class LeasedBucket:
         self._capacity = float(per_minute)
 
     def ask(self) -> BucketAsk:
-        """What is to be settled; `settled` or `store_away` follows."""
+        """Returns the request to the store for a share of the limit; `rebalanced` or `store_away` follows."""
         self._asked_unleased = self._unleased
         return BucketAsk(int(self._capacity), self._balance - self._unleased, self._wanted)
 
-    def settled(self, change: float, routers: int) -> None:
-        """Takes the answer."""
+    def rebalanced(self, change: float, routers: int) -> None:
+        """Applies the store's answer to `ask`."""
         self._filled()
         self._balance += change - self._asked_unleased
         self._unleased -= self._asked_unleased
@@ -78,13 +79,13 @@ class LeasedBucket:
         self._away = False
 
     def store_away(self) -> None:
-        """Redis does not answer."""
+        """Records that the store does not answer: from now on the bucket fills by itself."""
         if not self._away:
             self._away = True
             self._filled_at = self._clock()
 
     def _filled(self) -> float:
-        """What may be used now."""
+        """Refills the bucket; returns what may be used now."""
         now = self._clock()
         if self._away:
             part = self._capacity / self._routers

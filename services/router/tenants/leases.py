@@ -1,4 +1,4 @@
-"""Settles what this router holds of the tenants' limits with the other routers, in the background."""
+"""Rebalances this router's leases of the tenants' limits with the other routers, in the background."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 
 from baton.base.errors import BatonError
-from baton.state.stores import MAX_SETTLED, Quotas
+from baton.state.stores import MAX_REBALANCED, Quotas
 from services.router.tenants.account import TenantAccount
-from services.router.tenants.leased_bucket import SETTLE_S
+from services.router.tenants.leased_bucket import REBALANCE_S
 
-# Tenants without calls are settled so often, so that others get what they do not use.
+# Seconds between two rebalances of tenants without calls, so that others get what they do not use.
 _IDLE_S = 2.0
-# The others notice a new router with their next settlement; four, since one may be late.
-_JOIN_S = 4 * SETTLE_S
+# The others notice a new router with their next rebalance; four, since one may be late.
+_JOIN_S = 4 * REBALANCE_S
 
 
 class QuotaLeases:
@@ -35,26 +35,27 @@ class QuotaLeases:
         self._routers = routers
         self._router = secrets.token_hex(8)
         # By tenant.
-        self._settled_at: dict[str, float] = {}
-        # On `clock`; None before the first settlement.
+        self._rebalanced_at: dict[str, float] = {}
+        # On `clock`; None before the first rebalance.
         self._joins_at: float | None = None
 
     @property
     def joined(self) -> bool:
-        """Whether this router holds its part of the limits: at once if it is alone, else once the others have
+        """True if this router holds its part of the limits: at once if it is alone, else once the others have
         had the time to give it up."""
         return self._joins_at is not None and self._clock() >= self._joins_at
 
-    async def run(self, settled: Callable[[], None]) -> None:
-        """Settles twice a second; calls `settled` after each time."""
+    async def run(self, rebalanced: Callable[[], None]) -> None:
+        """Rebalances twice a second; calls `rebalanced` after each time."""
         while True:
-            await self.settle()
-            settled()
-            await asyncio.sleep(SETTLE_S)
+            await self.rebalance()
+            rebalanced()
+            await asyncio.sleep(REBALANCE_S)
 
-    async def settle(self) -> None:
-        """Settles the tenants that had calls since the last time, and those not settled for long; all of them
-        while this router joins the others or another one does, so that the parts become equal."""
+    async def rebalance(self) -> None:
+        """Rebalances the leases of the tenants that had calls since the last time, and of those not
+        rebalanced for long; all of them while this router joins the others or another one does, so that the
+        parts become equal."""
         accounts = self._accounts()
         for account in accounts.values():
             account.lease(self._routers)
@@ -62,38 +63,38 @@ class QuotaLeases:
             self._joins_at = self._clock()
             return
         now = self._clock()
-        before = {name: self._settled_at.get(name, -_IDLE_S) for name in accounts}
-        self._settled_at = before
+        before = {name: self._rebalanced_at.get(name, -_IDLE_S) for name in accounts}
+        self._rebalanced_at = before
         limited = [one for one in accounts.values() if one.limited]
         joins = not self.joined
         due = [one for one in limited if joins or one.touched or now - before[one.name] >= _IDLE_S]
         routers = self._routers
         try:
-            await self._settle_all(self._quotas, due, now)
+            await self._rebalance_all(self._quotas, due, now)
             if self._routers > routers:
-                await self._settle_all(self._quotas, limited, now)
+                await self._rebalance_all(self._quotas, limited, now)
         except BatonError:
             for account in accounts.values():
                 account.store_away()
         if self._joins_at is None:
             self._joins_at = now + (0.0 if self._routers == 1 else _JOIN_S)
 
-    async def _settle_all(self, quotas: Quotas, due: Sequence[TenantAccount], now: float) -> None:
-        """Settles these tenants, in batches; without any it only learns how many routers there are."""
-        for first in range(0, max(1, len(due)), MAX_SETTLED):
-            batch = due[first : first + MAX_SETTLED]
+    async def _rebalance_all(self, quotas: Quotas, due: Sequence[TenantAccount], now: float) -> None:
+        """Rebalances these tenants, in batches; without any it only learns how many routers there are."""
+        for first in range(0, max(1, len(due)), MAX_REBALANCED):
+            batch = due[first : first + MAX_REBALANCED]
             asks = [account.ask() for account in batch]
-            settlement = await quotas.settle(self._router, asks, self._routers)
-            self._routers = settlement.routers
-            for account, grant in zip(batch, settlement.grants, strict=True):
-                account.settled(grant, settlement.routers)
-                self._settled_at[account.name] = now
+            rebalance = await quotas.rebalance(self._router, asks, self._routers)
+            self._routers = rebalance.routers
+            for account, grant in zip(batch, rebalance.grants, strict=True):
+                account.rebalanced(grant, rebalance.routers)
+                self._rebalanced_at[account.name] = now
 
     async def close(self) -> None:
         """Gives up what this router holds, if Redis answers."""
         if self._quotas is not None:
             try:
-                await self.settle()
+                await self.rebalance()
                 await self._quotas.withdraw(self._router)
             except BatonError:
                 return  # it lapses by itself

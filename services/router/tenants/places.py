@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from baton.base.errors import BatonError, ErrorKind
 from services.router.tenants.account import TenantAccount
 
-# One tenant may have so many for each that is free: 4/5 of all if it is alone, 4/9 each if there are two.
+# Places that a tenant may have for each that is free: 4/5 of all if it is alone, 4/9 each if there are two.
 _FOR_EACH_FREE = 4
 
 
@@ -26,7 +26,7 @@ class _Held:
 
 
 class Places:
-    """`most` places. Calls that belong to no tenant may take all."""
+    """Bounded places, `most` of them. Calls that belong to no tenant may take all."""
 
     def __init__(self, most: int, name: str, waits: str) -> None:
         """`name`: of the limit, among those that refuse a tenant's calls. `waits`: what takes places, for

@@ -25,7 +25,7 @@ PerMinute = Annotated[int, Field(ge=1, le=_MOST_PER_MINUTE)]
 
 
 class TenantLimits(StrictModel):
-    """What a tenant may use of one router. Unset: without limit."""
+    """Limits of a tenant at one router. Unset: without limit."""
 
     requests_per_minute: PerMinute | None = Field(None, description="calls that generate")
     prompt_tokens_per_minute: PerMinute | None = None
@@ -56,12 +56,12 @@ class Tenant(StrictModel):
 
     @property
     def grants(self) -> tuple[KeyGrant, ...]:
-        """All of its keys."""
+        """All of the tenant's keys."""
         return (*(KeyGrant(sha256=one) for one in self.keys_sha256), *self.keys)
 
 
 class TenantsFile(StrictModel):
-    """The whole file."""
+    """The whole file of tenants."""
 
     tenants: tuple[Tenant, ...] = Field(max_length=_MOST_TENANTS)
 

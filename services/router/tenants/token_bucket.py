@@ -10,8 +10,8 @@ _TOLERANCE = 1e-6
 
 
 class TokenBucket:
-    """Full at first. More than a whole bucket may be taken from a full one, which then owes the rest, so that
-    the rate holds on average whatever the size of a request."""
+    """A token bucket, full at first. More than a whole bucket may be taken from a full one, which then owes
+    the rest, so that the rate holds on average whatever the size of a request."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
         """`clock`: monotonic seconds."""
@@ -22,7 +22,7 @@ class TokenBucket:
 
     @property
     def used(self) -> float:
-        """What was taken and is not refilled yet."""
+        """Amount that was taken and is not refilled yet."""
         return self._capacity - self._filled()
 
     def wait_s(self, amount: float) -> float:
@@ -31,7 +31,7 @@ class TokenBucket:
         return 0.0 if lacking <= _TOLERANCE else lacking * _MINUTE_S / self._capacity
 
     def take(self, amount: float) -> None:
-        """Takes `amount`, of whose `wait_s` the caller knows that it is 0."""
+        """Takes `amount`. Precondition: `wait_s(amount)` is 0."""
         self._level = self._filled() - amount
 
     def give_back(self, amount: float) -> None:
@@ -45,7 +45,7 @@ class TokenBucket:
         self._level = self._capacity - used
 
     def _filled(self) -> float:
-        """The level now."""
+        """Refills the bucket; returns its level now."""
         now = self._clock()
         gained = (now - self._filled_at) * self._capacity / _MINUTE_S
         self._level, self._filled_at = min(self._capacity, self._level + gained), now

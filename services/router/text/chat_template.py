@@ -138,7 +138,7 @@ class ChatTemplate:
         return _text(template or self._template, {**self._special_tokens, **given})
 
     def _reason(self, error: Exception) -> str:
-        """Why the conversation is refused. Never with its text."""
+        """Says why the conversation is refused. Never with its text."""
         name = f"the chat template {self._name!r}"
         if isinstance(error, TooExpensiveError):
             return f"{name} {error} on these messages"

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 # Some vocabularies mark only some of their control tokens as special: DeepSeek's <|User|> is not marked.
 _CONTROL_SPELLING = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 _PREFIX_CHARS = 2
-# Letters without case, which no function of a template changes or escapes, but for JSON in ASCII.
+# Letters without case, which no function of a template changes or escapes, except JSON in ASCII.
 _LETTERS = (range(0x4E00, 0x9FF0), range(0x20000, 0x2A6D0))
 
 
@@ -42,7 +42,7 @@ class ControlTokens:
         )
 
     def all(self) -> list[str]:
-        """Every spelling."""
+        """Every spelling of the control tokens."""
         return [spelling for spellings in self._by_prefix.values() for spelling in spellings]
 
     def found_in(self, text: str) -> list[str]:
@@ -75,11 +75,11 @@ class Marks:
         self._letter = re.compile("|".join(map(re.escape, self._first)) or "(?!)")
 
     def places(self, text: str) -> list[int]:
-        """Where the spellings begin in a text."""
+        """Offsets at which the spellings begin in a text."""
         return [found.start() for found in self._spelling.finditer(text)]
 
     def mark(self, text: str) -> str:
-        """The text with marks."""
+        """Replaces the spellings in a text by marks."""
         return self._spelling.sub(lambda found: self.letters[found[0]], text)
 
     def mark_all(self, value: object) -> object:

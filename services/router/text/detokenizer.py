@@ -16,7 +16,7 @@ from functools import lru_cache
 from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-# A character has at most so many bytes before its last one.
+# Most bytes that a character has before its last one.
 _HELD = 3
 # A longer window is cut to its last `_KEPT` ids. They have more than 3 + 9 bytes: the most that a partial
 # character before them can affect, and the most that the held replacement characters stand for.

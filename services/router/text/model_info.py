@@ -1,5 +1,5 @@
-"""What the router must know of a model, read from the JSON files of its folder: limits, end-of-sequence ids,
-chat template."""
+"""The properties of a model that the router needs, read from the JSON files of its folder: limits,
+end-of-sequence ids, chat template."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class OutputText:
 
     @property
     def stopped(self) -> bool:
-        """Whether the last token completed a stop string."""
+        """True if the last token completed a stop string."""
         return self._stops.stopped
 
     def push(self, token_id: int) -> str:

@@ -15,7 +15,7 @@ MAX_CPU_S = 1.0
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 # All texts and lists that a rendering builds on its way, in characters.
 MAX_BUILT = 256 * 1024 * 1024
-# The clock is read once for so many steps, or for so many characters.
+# Steps, and characters, after which the clock is read.
 _STEPS = 32
 _CHARS = 1024 * 1024
 # Values whose sizes are kept.
@@ -29,7 +29,7 @@ class TooExpensiveError(Exception):
 
 
 def check_output(chars: int) -> None:
-    """Raises TooExpensiveError if neither a prompt nor a single step may have so many characters."""
+    """Raises TooExpensiveError if neither a prompt nor a single step may have `chars` characters."""
     if chars > MAX_OUTPUT_BYTES:
         raise TooExpensiveError(f"writes more than {MAX_OUTPUT_BYTES // 1024**2} MB")
 
@@ -46,7 +46,7 @@ class RenderBudget:
         self._sizes: dict[int, tuple[object, int]] = {}
 
     def step(self, chars: int = 0) -> None:
-        """Counts a step that builds so many characters. Raises TooExpensiveError."""
+        """Counts a step that builds `chars` characters. Raises TooExpensiveError."""
         self._steps += 1
         self._chars += chars
         if self._steps >= _STEPS or self._chars >= _CHARS:

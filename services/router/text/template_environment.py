@@ -99,11 +99,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return self.from_string(Steps().visit(tree))
 
     def begin(self) -> None:
-        """Gives what the current thread renders from now on one budget."""
+        """Sets one budget for all that the current thread renders from now on."""
         self._running.budget = RenderBudget()
 
     def end(self) -> None:
-        """Ends what `begin` began."""
+        """Ends the budget that `begin` began."""
         del self._running.budget
 
     @property
@@ -175,7 +175,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     @staticmethod
     @pass_context
     def _step(context: Context, chars: int) -> None:
-        """Counts a turn of a loop or the call of a macro, which writes so many characters of its own."""
+        """Counts an iteration of a loop or the call of a macro, which writes `chars` characters of its
+        own."""
         context.environment._running.budget.step(chars)  # type: ignore[attr-defined]
 
     def _written(self, value: object) -> object:
@@ -197,7 +198,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return result
 
     def _joined(self, *values: object) -> str:
-        """The operator ~."""
+        """Joins values as the operator ~ does."""
         budget = self._budget
         size = sum(len(one) if type(one) is str else _text_size(budget, one) for one in values)
         if size >= _SMALL:
@@ -296,7 +297,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _text_size(budget: RenderBudget, value: object) -> int:
-    """The characters of `str(value)`, but for those that escapes take."""
+    """The characters of `str(value)`, without those that escapes take."""
     if isinstance(value, ItemsView | KeysView | ValuesView):
         return sum(map(budget.size, value))
     return budget.size(value)

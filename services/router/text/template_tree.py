@@ -15,7 +15,8 @@ _Node = TypeVar("_Node", bound=nodes.Node)
 
 
 class Steps(NodeTransformer):
-    """Has each turn of a loop and each call of a macro counted, and each list and text that is built."""
+    """Inserts counts: of each iteration of a loop and each call of a macro, and of each list and text that is
+    built."""
 
     def __init__(self) -> None:
         # How many texts of the template's own what is visited is written into.

@@ -1,4 +1,5 @@
-"""How many bytes of text one token can stand for: a text that cannot fit the context is not tokenised."""
+"""Bounds the bytes of text that one token can stand for: a text that cannot fit the context is not
+tokenised."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ def longest_token_bytes(tokenizer: Tokenizer) -> int | None:
 
 
 def _shrinks(normalizer: dict[str, Any] | None) -> int | None:
-    """By how much the normaliser may shorten a text; None: unknown."""
+    """Factor by which the normaliser may shorten a text; None: unknown."""
     if normalizer is None:
         return 1
     return _COMPOSED if normalizer.get("type") == "NFC" else None
 
 
 def _is_byte_level(pre_tokenizer: dict[str, Any] | None) -> bool:
-    """Whether the text is cut, whole, and then spelt byte by byte."""
+    """True if the text is cut, whole, and then spelt byte by byte."""
     if pre_tokenizer is None:
         return False
     steps = pre_tokenizer.get("pretokenizers") or [pre_tokenizer]

@@ -14,8 +14,9 @@ from tokenizers import Tokenizer
 from baton.base.errors import BatonError, ErrorKind, FieldError
 from baton.model_spec.byte_tokenizer import byte_tokenizer_json
 from baton.model_spec.model_files import DEFAULT_TEMPLATE, TOOL_TEMPLATE
+from baton.request_fields.table import MAX_PREDICTION_TOKENS
 from services.router.request.request import Chat, ParsedRequest
-from services.router.request.validate import text_exceeds_context
+from services.router.request.validate import prediction_too_long, text_exceeds_context
 from services.router.text.chat_template import ChatTemplate
 from services.router.text.control_tokens import ControlTokens
 from services.router.text.detokenizer import Detokenizer
@@ -52,7 +53,7 @@ class ModelTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `encode_chat` can be used."""
+        """True if `encode_chat` can be used."""
         return DEFAULT_TEMPLATE in self._templates
 
     def encode(self, parsed: ParsedRequest, context: int | None = None) -> Sequence[int]:
@@ -86,6 +87,15 @@ class ModelTokenizer:
             self._check_normalised(parts, ids, chat.field_name)
         return ids
 
+    def encode_prediction(self, text: str) -> list[int]:
+        """Token ids of text that an output is expected to contain. Special tokens that it spells are
+        recognised: the output may have them, and what is not drawn is not given out. Raises FieldError for a
+        text whose bytes show that it has more than `MAX_PREDICTION_TOKENS`."""
+        size = _bytes_of([text], "prediction")
+        if self.token_bytes is not None and size > MAX_PREDICTION_TOKENS * self.token_bytes:
+            raise prediction_too_long(f"has {size} bytes, too many for its tokens")
+        return self._ids([text], special=False)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of all ids at once."""
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -118,12 +128,12 @@ class ModelTokenizer:
         return Detokenizer(self.tokenizer, skipped, prompt_ids)
 
     def _encode(self, parts: list[str], param: str, context: int | None, *, special: bool) -> list[int]:
-        try:
-            size = sum(len(part.encode()) for part in parts)
-        except UnicodeEncodeError:  # JSON can encode unpaired surrogates
-            raise FieldError(f"{param}: the text is not valid Unicode", param=param) from None
+        size = _bytes_of(parts, param)
         if context is not None and self.token_bytes is not None and size > context * self.token_bytes:
             raise text_exceeds_context(param, size, context)
+        return self._ids(parts, special=special)
+
+    def _ids(self, parts: list[str], *, special: bool) -> list[int]:
         encodings = self.tokenizer.encode_batch_fast(parts, add_special_tokens=special)
         if len(encodings) == 1:
             return list(encodings[0].ids)
@@ -134,6 +144,14 @@ class ModelTokenizer:
         written = sum(part.count(spelling) for part in parts for spelling in self._normalised.values())
         if sum(token_id in self._normalised for token_id in ids) > written:
             raise FieldError(f"{param}: the text spells a special token of the model", param=param)
+
+
+def _bytes_of(parts: list[str], param: str) -> int:
+    """The bytes of texts; FieldError if one is no Unicode."""
+    try:
+        return sum(len(part.encode()) for part in parts)
+    except UnicodeEncodeError:  # JSON can encode unpaired surrogates
+        raise FieldError(f"{param}: the text is not valid Unicode", param=param) from None
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:

@@ -14,7 +14,7 @@ from services.router.request.request import ClientCall
 from services.router.tenants.current import current_tenant
 
 T = TypeVar("T")
-# About so many bytes of text are a token, in which the order counts.
+# About how many bytes of text a token has; the order counts in tokens.
 _BYTES_PER_TOKEN = 4
 
 
@@ -27,7 +27,8 @@ class FairThreads:
     """
 
     def __init__(self, threads: int, name: str, ahead: int = 0) -> None:
-        """`ahead`: of short jobs so many more are started, so that no thread waits for the event loop."""
+        """`ahead`: number of short jobs started beyond the number of threads, so that no thread waits for the
+        event loop."""
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         # How many more jobs may be started.
         self._free = threads + ahead
@@ -59,7 +60,7 @@ class FairThreads:
         self._executor.shutdown(wait=wait, cancel_futures=True)
 
     async def _turn(self, tokens: float) -> None:
-        """Waits until a job of so many tokens may be started."""
+        """Waits until a job of `tokens` tokens may be started."""
         call = ClientCall(tenant=current_tenant())
         entry = QueueEntry(call, self._order.arrival(call), tokens=tokens)
         turn = self._waiting[entry] = asyncio.get_running_loop().create_future()

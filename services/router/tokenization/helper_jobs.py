@@ -1,8 +1,8 @@
 """The jobs of a helper process: it parses, checks and tokenises one large request.
 
-The result is the request without its prompt, which the router parses like any small one, and the token ids of
-each prompt as int32. Requests are checked in the same order as small ones: sizes, fields, then token ids and
-limits (see `lifecycle.admission`).
+The result is the valid request without prompt and prediction, and the token ids of both as int32. Requests
+are checked by the same functions as small ones, in the same order: sizes, fields, then token ids and limits
+(see `lifecycle.admission`).
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable
-from typing import Any
 
 from baton.base.errors import FieldError
 from baton.v1.router_pb2 import GenerateRequest
 from services.router.formats.grpc.generate_message import parse_message, parsed_request
-from services.router.formats.json_bodies import encode_lines, parse_json
-from services.router.formats.json_counts import check_counts
-from services.router.formats.openai.chat import ChatBody, MessageBody
+from services.router.formats.json_bodies import encode_lines
+from services.router.formats.openai.chat import ChatBody
 from services.router.formats.openai.completions import CompletionBody
-from services.router.formats.openai.fields import Body, Part
+from services.router.formats.openai.fields import Body
+from services.router.formats.openai.prediction import without_text
 from services.router.formats.openai.tokenize_bodies import (
     DetokenizeBody,
     TokenizeBody,
     detokenize_response,
     tokenize_response,
 )
-from services.router.formats.responses.body import InputItem, ResponsesBody
+from services.router.formats.responses.body import ResponsesBody
 from services.router.formats.responses.conversation import check_storage, continued, stored_items
 from services.router.request import sizes, validate
 from services.router.request.request import ParsedRequest
@@ -42,60 +41,67 @@ Parts = list[bytes]
 Job = Callable[["ModelTokenizer", RequestLimits, bytes], Parts]
 
 
-def completion(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
-    """POST /v1/completions: the body with empty prompts, then ids and text of each prompt. The text is empty
-    unless it is echoed."""
-    document = _document(body, limits)
-    prompts = [_prompt(tokenizer, limits, one) for one in CompletionBody.parse(document).parsed_requests()]
-    document["prompt"] = [""] * len(prompts)
-    return [_rest(document, CompletionBody), *(part for ids, echo in prompts for part in (ids, echo))]
+def completion(tokenizer: ModelTokenizer, limits: RequestLimits, data: bytes) -> Parts:
+    """POST /v1/completions: the body with empty prompts, the prediction's ids, then ids and text of each
+    prompt. The text is empty unless it is echoed."""
+    body = CompletionBody.read(data, limits.max_context_tokens)
+    requests = body.parsed_requests()
+    prompts = [_prompt(tokenizer, limits, one) for one in requests]
+    prediction = _prediction(tokenizer, limits, requests[0])
+    parts = (part for ids, echo in prompts for part in (ids, echo))
+    rest = _rest(body, prompt=[""] * len(prompts), prediction=without_text(body.prediction))
+    return [rest, prediction, *parts]
 
 
-def chat(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
-    """POST /v1/chat/completions: the body without messages, then the prompt's ids and an empty text."""
-    document = _document(body, limits)
-    prompt = _prompt(tokenizer, limits, ChatBody.parse(document).parsed_request())
-    document["messages"] = _ignored_keys(document["messages"], MessageBody)
-    document.pop("chat_template_kwargs", None)
-    return [_rest(document, ChatBody), *prompt]
+def chat(tokenizer: ModelTokenizer, limits: RequestLimits, data: bytes) -> Parts:
+    """POST /v1/chat/completions: the body without messages, the ids of prediction and prompt, and an empty
+    text."""
+    body = ChatBody.read(data, limits.max_context_tokens)
+    parsed = body.parsed_request()
+    prompt = _prompt(tokenizer, limits, parsed)
+    prediction = _prediction(tokenizer, limits, parsed)
+    rest = _rest(body, messages=[], chat_template_kwargs=None, prediction=without_text(body.prediction))
+    return [rest, prediction, *prompt]
 
 
 def response(
     tokenizer: ModelTokenizer,
     limits: RequestLimits,
-    body: bytes,
+    data: bytes,
     earlier: bytes = b"",
     *,
-    earlier_id: str | None = None,
+    judged: bool = False,
     stores: bool = False,
 ) -> Parts:
     """POST /v1/responses: the body without input, then the prompt's ids, an empty text, and the items that
     are stored with the response; empty unless it is stored. `stores`: whether responses are.
 
-    `earlier`: the items of the response with the id `earlier_id`. The body alone where it continues another
-    one, or none.
+    Of a body that continues a response: itself, packed, and that response's id. It comes again with the items
+    of that response, `earlier`, and is `judged` then: it was read and checked before.
     """
-    document = _document(body, limits)
-    parsed = ResponsesBody.parse(document)
-    check_storage(parsed, enabled=stores)
-    items = document["input"] if isinstance(document["input"], list) else []
-    document["input"] = _ignored_keys(items, InputItem)
-    document.pop("chat_template_kwargs", None)
-    rest = _rest(document, ResponsesBody)
-    if parsed.previous_response_id != earlier_id:
-        return [rest]
-    if earlier_id is not None:
-        parsed = continued(parsed, earlier, limits.max_context_tokens)
-    prompt = _prompt(tokenizer, limits, parsed.parsed_request())
-    stored = encode_lines(stored_items(parsed)) if stores and parsed.is_to_be_stored else b""
+    body = ResponsesBody.unpacked(data) if judged else ResponsesBody.read(data, limits.max_context_tokens)
+    if not judged:
+        check_storage(body, enabled=stores)
+        if body.previous_response_id is not None:
+            return [body.packed(), body.previous_response_id.encode()]
+    rest = _rest(body, input=[], chat_template_kwargs=None)
+    if earlier:
+        body = continued(body, earlier, limits.max_context_tokens)
+    prompt = _prompt(tokenizer, limits, body.parsed_request())
+    stored = encode_lines(stored_items(body)) if stores and body.is_to_be_stored else b""
     return [rest, *prompt, stored]
 
 
 def generate(tokenizer: ModelTokenizer, limits: RequestLimits, data: bytes) -> Parts:
-    """RouterService.Generate: the message without its prompt, then the prompt's ids and text."""
+    """RouterService.Generate: the message without its prompt, the ids of prediction and prompt, and the
+    prompt's text."""
     request = parse_message(GenerateRequest, data)
     sizes.check_message(request, limits.max_context_tokens)
-    prompt = _prompt(tokenizer, limits, parsed_request(request))
+    parsed = parsed_request(request)
+    prompt = _prompt(tokenizer, limits, parsed)
+    prediction = _prediction(tokenizer, limits, parsed)
+    if request.HasField("prediction"):
+        request.prediction = ""
     if request.WhichOneof("prompt") == "chat":
         del request.chat.messages[:]  # its tools are needed
         request.chat.ClearField("chat_template_kwargs")
@@ -103,18 +109,18 @@ def generate(tokenizer: ModelTokenizer, limits: RequestLimits, data: bytes) -> P
         request.text = ""
     rest = request.SerializeToString()
     _check_rest(rest)
-    return [rest, *prompt]
+    return [rest, prediction, *prompt]
 
 
 def tokenize(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
     """POST /tokenize: the JSON response, and the names of ignored fields as a JSON list."""
-    parsed = TokenizeBody.parse(_document(body, limits))
+    parsed = TokenizeBody.read(body, limits.max_context_tokens)
     return [tokenize_response(tokenizer, limits, parsed), json.dumps(parsed.ignored).encode()]
 
 
 def detokenize(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
     """POST /detokenize: the JSON response, and the names of ignored fields as a JSON list."""
-    parsed = DetokenizeBody.parse(_document(body, limits))
+    parsed = DetokenizeBody.read(body, limits.max_context_tokens)
     return [detokenize_response(tokenizer, limits, parsed), json.dumps(parsed.ignored).encode()]
 
 
@@ -134,15 +140,6 @@ JOBS: dict[str, Callable[..., Parts]] = {
 }
 
 
-def _document(body: bytes, limits: RequestLimits) -> dict[str, Any]:
-    check_counts(body, limits.max_context_tokens)
-    document = parse_json(body)
-    if not isinstance(document, dict):
-        raise FieldError("the body must be a JSON object")
-    sizes.check_document(document, limits.max_context_tokens)
-    return document
-
-
 def _prompt(tokenizer: ModelTokenizer, limits: RequestLimits, parsed: ParsedRequest) -> tuple[bytes, bytes]:
     """The token ids of a prompt as int32, and its text if that is to be echoed."""
     fields = validate.check_fields(parsed, limits)
@@ -151,18 +148,17 @@ def _prompt(tokenizer: ModelTokenizer, limits: RequestLimits, parsed: ParsedRequ
     return array("i", ids).tobytes(), parsed.text.encode() if parsed.echo and parsed.text else b""
 
 
-def _ignored_keys(messages: list[dict[str, Any]], model: type[Part]) -> list[dict[str, Any]]:
-    """A message that stands for all of them, with the undocumented keys of each; none if there is no such
-    key."""
-    keys = {key for message in messages for key in message if key not in model.model_fields}
-    return [{"role": "user", "content": "", **dict.fromkeys(sorted(keys))}] if keys else []
+def _prediction(tokenizer: ModelTokenizer, limits: RequestLimits, parsed: ParsedRequest) -> bytes:
+    """The token ids of a prediction as int32; none where there is no prediction."""
+    if not isinstance(parsed.prediction, str):
+        return b""
+    ids = validate.check_prediction(tokenizer.encode_prediction(parsed.prediction), limits)
+    return array("i", ids).tobytes()
 
 
-def _rest(document: dict[str, Any], body: type[Body]) -> bytes:
-    """The document, of whose undocumented fields only the names stay."""
-    rest = json.dumps(
-        {name: value if name in body.table else None for name, value in document.items()}
-    ).encode()
+def _rest(body: Body, **changed: object) -> bytes:
+    """The packed body, some of whose fields are changed."""
+    rest = body.model_copy(update=changed).packed()
     _check_rest(rest)
     return rest
 

@@ -73,7 +73,7 @@ def _run(
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Limits the address space to so many bytes above its present size; allocations above that fail."""
+    """Limits the address space to `more_bytes` above its present size; allocations above that fail."""
     now = int(_STATUS_PAGES.read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = now + more_bytes

@@ -35,7 +35,7 @@ _MODULE = "services.router.tokenization.helper_process"
 START_S = 30.0
 JOB_S = 10.0
 WAIT_S = 30.0
-# A job that had so much of its time as processor time was not starved.
+# Share of its time that a job must have had as processor time not to have been starved.
 _OWN_SHARE = 0.8
 # Jobs in a process's queue, and their bytes. A single job may have more.
 MAX_JOBS = 64
@@ -68,7 +68,7 @@ class HelperProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Those of the processes that run."""
+        """Process ids of the helper processes that run."""
         return [one.pid for one in (self._normal, self._large) if one.pid is not None]
 
     async def run(
@@ -94,13 +94,21 @@ class HelperProcesses:
 class HelperProcess:
     """One process, started with its first job and again after it died."""
 
-    def __init__(self, settings: dict[str, Any], job_s: float = JOB_S) -> None:
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        job_s: float = JOB_S,
+        wait_s: float = WAIT_S,
+        max_jobs: int = MAX_JOBS,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+    ) -> None:
         self._settings = settings
         self._job_s = job_s
+        self._wait_s = wait_s
         # Lives longer than the process, which the kernel kills when the thread that started it ends.
         self._thread = FairThreads(1, "tokenizer-helper")
-        self._jobs = Places(MAX_JOBS, _PLACES, "large requests wait to be tokenised")
-        self._bytes = Places(MAX_WAITING_BYTES, _PLACES, "bytes of requests wait to be tokenised")
+        self._jobs = Places(max_jobs, _PLACES, "large requests wait to be tokenised")
+        self._bytes = Places(max_waiting_bytes, _PLACES, "bytes of requests wait to be tokenised")
         # Guards `_process` and `_socket` against `close`; never held while waiting.
         self._lock = threading.Lock()
         self._closed = False
@@ -117,10 +125,10 @@ class HelperProcess:
         tenant, size = current_tenant(), max(1, sum(map(len, parts)))
         with self._jobs.hold(tenant), self._bytes.hold(tenant, size):
             try:
-                async with asyncio.timeout(WAIT_S):
-                    return await self._thread.run(partial(self._exchange, header, parts), size)
+                async with asyncio.timeout(self._wait_s):
+                    return await self._thread.run(partial(self.exchange, header, parts), size)
             except TimeoutError:
-                message = f"the request was not tokenised within {WAIT_S:g} s: too many large ones come"
+                message = f"the request was not tokenised within {self._wait_s:g} s: too many large ones come"
                 raise BatonError(ErrorKind.OVERLOADED, message) from None
 
     def close(self) -> None:
@@ -132,8 +140,8 @@ class HelperProcess:
         self._thread.shutdown(wait=True)
         self._end()
 
-    def _exchange(self, header: dict[str, Any], parts: Sequence[bytes | bytearray]) -> list[bytearray]:
-        """Sends a job and receives its answer. Runs in the thread."""
+    def exchange(self, header: dict[str, Any], parts: Sequence[bytes | bytearray]) -> list[bytearray]:
+        """Sends a job and receives its answer. Blocks: `run` calls it in the process's thread."""
         peer = self._running()
         used_s = self._cpu_s()
         deadline = time.monotonic() + self._job_s
@@ -184,8 +192,8 @@ class HelperProcess:
         return 0.0 if seen is None else seen.cpu_s
 
     def _too_slow(self, used_s: float) -> BatonError:
-        """The error of a job that took too long and used so much processor time: only where the process had
-        nearly all of the time is it the request's."""
+        """The error of a job that took too long and used `used_s` of processor time: only where the process
+        had nearly all of the time is it the request's."""
         if used_s >= _OWN_SHARE * self._job_s:
             message = f"the request takes more than {self._job_s:g} s to tokenise"
             return BatonError(ErrorKind.INVALID, message)

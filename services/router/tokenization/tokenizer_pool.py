@@ -6,9 +6,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from baton.v1.router_pb2 import TokenIds
 from services.router.request.request import ParsedRequest, Request
 from services.router.request.sizes import LARGE_TOKENS
-from services.router.request.validate import RequestLimits
+from services.router.request.validate import RequestLimits, check_prediction
 from services.router.tenants.current import current_tenant
 from services.router.tenants.places import Places
 from services.router.text.output_text import OutputText
@@ -20,7 +21,7 @@ from services.router.tokenization.helper_processes import HelperProcesses
 
 T = TypeVar("T")
 # Decoding with offsets goes token by token in Python, so a thread decodes fewer ids.
-_LARGE_OFFSETS = 1024
+LARGE_OFFSETS = 1024
 # Bytes of a token's text, on average.
 _ID_BYTES = 4
 
@@ -43,6 +44,12 @@ class TokenizerPool:
         """Token ids of a short prompt; see ModelTokenizer.encode."""
         return await self.run(lambda: tuple(self.tokenizer.encode(parsed, context)), _text_bytes(parsed))
 
+    async def encode_prediction(self, text: str, limits: RequestLimits) -> TokenIds:
+        """Token ids of a short prediction, within the limits. Raises FieldError."""
+        return await self.run(
+            lambda: TokenIds(ids=check_prediction(self.tokenizer.encode_prediction(text), limits)), len(text)
+        )
+
     async def decode(self, ids: Sequence[int], limits: RequestLimits, *, skip_special_tokens: bool) -> str:
         """The text of all ids at once."""
         if len(ids) > LARGE_TOKENS:
@@ -56,7 +63,7 @@ class TokenizerPool:
         self, ids: Sequence[int], limits: RequestLimits, *, skip_special_tokens: bool
     ) -> tuple[str, Sequence[int]]:
         """The text, and the offset in it at which each token's text begins."""
-        if len(ids) > _LARGE_OFFSETS:
+        if len(ids) > LARGE_OFFSETS:
             return await self._decode_in_process(ids, limits, skip=skip_special_tokens, offsets=True)
         return await self.run(
             lambda: self.tokenizer.decode_with_offsets(ids, skip_special_tokens=skip_special_tokens),

@@ -84,7 +84,7 @@ class CallParser:
             yield from self._behind(opening)
 
     def _text_before(self, openings: Markers) -> Reading[str | None]:
-        """Passes on text up to an opening, which is read but for a function's tag; None where the output
+        """Passes on text up to an opening, which is read except for a function's tag; None where the output
         ends."""
         held = self._held
         held.release()

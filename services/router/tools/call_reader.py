@@ -22,7 +22,7 @@ class NotACallError(ValueError):
 
 
 class CallReader(Protocol):
-    """Reads one call."""
+    """Reads one call of a tool from an output's text."""
 
     def read(self) -> Reading[bool]:
         """Reads a call where the text is, and passes it on from where its name is a tool's and its arguments
@@ -67,7 +67,7 @@ def next_is(held: HeldText, marker: str) -> Reading[bool]:
 
 
 def json_value(held: HeldText) -> Reading[str]:
-    """Reads a JSON value of a call's head; its text. Raises NotACallError where it is none."""
+    """Reads a JSON value of a call's head; returns its text. Raises NotACallError if it is none."""
     scanner, begin = JsonScanner(), held.position
     while True:
         held.at = scanner.scan(held.text, held.at, last=held.ended)

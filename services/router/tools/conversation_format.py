@@ -1,4 +1,5 @@
-"""How the served model writes tool calls and reasoning: as its chat template says, or the configuration."""
+"""The format in which the served model writes tool calls and reasoning: as its chat template says, or the
+configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from services.router.tools.tool_use import ToolUse
 
 @dataclass(frozen=True)
 class ConversationFormat:
-    """`family`: None where tools are refused. `special_ids`: the ids of markers that are special tokens."""
+    """The served model's format. `family`: None where tools are refused. `special_ids`: the ids of markers
+    that are special tokens."""
 
     family: ToolFamily | None = None
     reasoning: bool = False
@@ -30,7 +32,7 @@ class ConversationFormat:
         tool_calls: ToolCallFormat = "auto",
         reasoning: ReasoningFormat = "auto",
     ) -> ConversationFormat:
-        """`special_tokens`: all of the tokenizer, by text."""
+        """Detects the format of a model. `special_tokens`: all of the tokenizer, by text."""
         family = detect(template) if tool_calls == "auto" else FAMILIES.get(tool_calls)
         thinks = has_reasoning(template) if reasoning == "auto" else reasoning == "think"
         markers = (*(family.markers if family else ()), *((OPEN, CLOSE) if thinks else ()))
@@ -49,7 +51,7 @@ class ConversationFormat:
             raise FieldError(message, param="tools", code="unsupported_parameter")
 
     def grammar(self, use: ToolUse | None) -> Grammar | None:
-        """What an output must match that has to call a tool; None where it has not."""
+        """Returns the grammar of an output that has to call a tool; None if it need not."""
         if use is None or not use.forced or self.family is None:
             return None
         return self.family.grammar(use, self.special_ids)

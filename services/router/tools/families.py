@@ -1,4 +1,5 @@
-"""How families of models write tool calls, and by what in a chat template a family is known.
+"""The formats in which families of models write tool calls, and the parts of a chat template by which a
+family is known.
 
     hermes       <tool_call>{"name": …, "arguments": {…}}</tool_call>      Qwen2.5, Qwen3, Hermes
     llama3       {"name": …, "parameters": {…}}; …                         Llama 3.1 to 3.3
@@ -26,7 +27,7 @@ from services.router.tools.tool_use import Tool, ToolUse
 
 
 class Syntax(Enum):
-    """What a call itself is written as."""
+    """The syntax of a call itself."""
 
     JSON = auto()  # an object with a name and arguments
     NAMED = auto()  # a name and an object of arguments
@@ -68,7 +69,7 @@ class ToolFamily:
         return {tool.name: {} for tool in use.tools}
 
     def grammar(self, use: ToolUse, special_ids: Mapping[str, int]) -> Grammar:
-        """What an output must match that calls the tools of `use.forced`, at least one and at most
+        """Returns the grammar of an output that calls the tools of `use.forced`, at least one and at most
         `most_calls`. `special_ids`: the ids of markers that are special tokens."""
         opening, closing = (_literal(text, special_ids) for text in (self.opening, self.closing))
         calls = " | ".join(f"call_{number}" for number in range(len(use.forced)))

@@ -42,7 +42,7 @@ class HeldText:
         return self._dropped + self.at
 
     def add(self, more: str) -> None:
-        """More text of the output."""
+        """Appends text of the output."""
         drop = self.at if self._kept is None else self._kept - self._dropped
         self.text = self.text[drop:] + more
         self.at -= drop
@@ -58,7 +58,7 @@ class HeldText:
         self._kept = self.position
 
     def release(self) -> None:
-        """Text that was read is not needed any more."""
+        """Drops the place that `keep` set: text that was read is not needed any more."""
         self._kept = None
 
     def rewind(self) -> None:
@@ -101,7 +101,8 @@ class Markers:
         self._longest = max(map(len, markers))
 
     def find(self, text: str, at: int) -> tuple[int, re.Match[str] | None]:
-        """As `search`, without the white space before a marker, which belongs to it."""
+        """Searches like `search`, but ends before the white space in front of a marker, which belongs to
+        it."""
         end, found = self.search(text, at)
         first = max(at, end - MOST_BLANK)
         return first + len(text[first:end].rstrip(BLANK)), found

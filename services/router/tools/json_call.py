@@ -35,7 +35,7 @@ class JsonCall:
         self._members = 0
 
     def read(self) -> Reading[bool]:
-        """See CallReader."""
+        """Reads a call that is a JSON object, as `CallReader` says."""
         held, found = self._held, self._found
         held.at += 1
         name: str | None = None

@@ -40,7 +40,8 @@ class _Next(Enum):
 
 
 class JsonScanner:
-    """`ended`: the value is complete. `broken`: what comes next is no part of a JSON value."""
+    """State of a scan. `ended`: the value is complete. `broken`: what comes next is no part of a JSON
+    value."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -49,8 +50,8 @@ class JsonScanner:
         self._next = _Next.VALUE
 
     def scan(self, text: str, at: int, *, last: bool = False) -> int:
-        """Reads from an index on; up to which one the text belongs to the value. The rest is to come again
-        with what follows it, unless the value has ended or is broken. `last`: nothing follows."""
+        """Reads from an index on; returns up to which one the text belongs to the value. The rest is to come
+        again with what follows it, unless the value has ended or is broken. `last`: nothing follows."""
         while not (self.ended or self.broken):
             if self._next in (_Next.STRING, _Next.KEY_STRING):
                 at = self._string(text, at)

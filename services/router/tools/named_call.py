@@ -39,7 +39,7 @@ class NamedCall:
         self._opening = opening
 
     def read(self) -> Reading[bool]:
-        """See CallReader."""
+        """Reads a call that is a name and a JSON object, as `CallReader` says."""
         held, found = self._held, self._found
         name = yield from self._word(_NAME)
         if name not in self._tools:

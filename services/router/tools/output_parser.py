@@ -53,7 +53,8 @@ class OutputParser:
         return 0 if self._calls is None else self._calls.closed
 
     def push(self, text: str, *, last: bool, offsets: Iterable[int] = ()) -> list[Piece]:
-        """`last`: the output has ended. `offsets`: where in the output the text of each token begins."""
+        """Parses more of the text. `last`: the output has ended. `offsets`: where in the output the text of
+        each token begins."""
         pieces: list[Piece] = [Content(text)] if text else []
         if self._reasoning is not None:
             pieces = self._reasoning.push(text)

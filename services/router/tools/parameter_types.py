@@ -33,7 +33,7 @@ def types_of_tools(tools: Mapping[str, Mapping[str, Any]]) -> dict[str, Paramete
 
 
 class _Visits:
-    """Counts visited schemas."""
+    """Counts the schemas that are visited."""
 
     def __init__(self) -> None:
         self._left = MOST_VISITS
@@ -137,7 +137,7 @@ class ParameterValue:
         self._rest = ""
 
     def add(self, text: str) -> None:
-        """More of the text."""
+        """Takes the next part of the value's text."""
         self._parts.append(text)
         self._scan(text, last=False)
 
@@ -180,7 +180,7 @@ class ParameterValue:
 
 
 def quoted(text: str) -> str:
-    """A text as JSON."""
+    """Returns a text as a JSON string."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""What an output's text is made of."""
+"""The pieces that an output's text is made of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 
 @dataclass(frozen=True)
 class Content:
-    """Text for the reader."""
+    """Text of the answer, for the reader."""
 
     text: str
 
@@ -34,7 +34,7 @@ class CallBegin:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """More of the JSON text of a call's arguments."""
+    """A further part of the JSON text of a call's arguments."""
 
     index: int
     text: str
@@ -68,12 +68,12 @@ class FoundPieces:
         return taken
 
     def content(self, text: str) -> None:
-        """Text of no call."""
+        """Adds text that is part of no call."""
         if text:
             self._pieces.append(Content(text))
 
     def begin(self, name: str) -> None:
-        """A call of this tool begins."""
+        """Begins a call of this tool."""
         self.read += 1
         self._left_out = self._only_one and self.begun > 0
         if not self._left_out:
@@ -81,18 +81,18 @@ class FoundPieces:
             self.begun += 1
 
     def arguments(self, text: str) -> None:
-        """More of its arguments."""
+        """Adds a part of the current call's arguments."""
         if text and not self._left_out:
             self._pieces.append(CallArguments(self.begun - 1, text))
 
     def end(self) -> None:
-        """Its arguments are complete."""
+        """Ends the current call, whose arguments are complete."""
         if not self._left_out:
             self._pieces.append(CallEnd(self.begun - 1))
             self.closed += 1
 
     def whole(self, name: str, arguments: str) -> None:
-        """A call whose arguments are known as a whole."""
+        """Adds a call whose arguments are known as a whole."""
         self.begin(name)
         self.arguments(arguments)
         self.end()

@@ -10,12 +10,12 @@ _CLOSINGS = Markers(CLOSE)
 
 
 def has_reasoning(template: str | None) -> bool:
-    """Whether a chat template marks reasoning."""
+    """True if a chat template marks reasoning."""
     return template is not None and CLOSE in template
 
 
 def begins_within(prompt_end: str) -> bool:
-    """Whether the output continues reasoning that the end of the prompt has opened."""
+    """True if the output continues reasoning that the end of the prompt has opened."""
     return prompt_end.rstrip(BLANK).endswith(OPEN)
 
 

@@ -32,7 +32,7 @@ class TaggedCall:
         self._markers = Markers(*self._ends, _PARAMETER, _PARAMETER_END)
 
     def read(self) -> Reading[bool]:
-        """See CallReader."""
+        """Reads a call that is written in tags, as `CallReader` says."""
         held, found = self._held, self._found
         name = yield from self._name_of_tag(FUNCTION, LONGEST_NAME)
         if name not in self._tools:

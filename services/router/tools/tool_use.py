@@ -20,8 +20,8 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """`forced`: those of which at least one must be called; empty: the model may choose. `only_one`: an
-    output has one call at most."""
+    """Tools that the model may call. `forced`: those of which at least one must be called; empty: the model
+    may choose. `only_one`: an output has one call at most."""
 
     tools: tuple[Tool, ...]
     forced: tuple[Tool, ...] = ()

@@ -13,8 +13,8 @@ from baton.v1.admin_pb2 import AdminServiceGetStatusRequest, AdminServiceGetStat
 from services.router.api.openapi import installed_version
 from services.router.observability.status import Status
 
-# However many poll, workers are asked once in so long.
-_FRESH_S = 0.5
+# Least time between two polls of the workers, in seconds, however many pages poll.
+FRESH_S = 0.5
 # More workers are counted but not shown, so that an answer stays below 1 MiB.
 MOST_WORKERS = 256
 
@@ -31,10 +31,10 @@ class Snapshots:
         self._body = b""
 
     async def latest(self) -> bytes:
-        """A JSON object, at most `_FRESH_S` older than the call: `version`, `chats`, `context_tokens`,
+        """A JSON object, at most `FRESH_S` older than the call: `version`, `chats`, `context_tokens`,
         `known_workers` and, as AdminServiceGetStatusResponse, `status`."""
         async with self._lock:
-            if time.monotonic() - self._taken >= _FRESH_S:
+            if time.monotonic() - self._taken >= FRESH_S:
                 self._body = json.dumps(await self._document()).encode()
                 self._taken = time.monotonic()
         return self._body

@@ -1,10 +1,10 @@
-"""What a router knows of the prompts that a worker has yet to compute, and what of them goes before another.
+"""Models the prompts that a worker has yet to compute, and which of them go before another.
 
-Workers do not compute prompts as they came (`baton.engine.plan.prompt_order`): the shortest first, as long
-as every prompt that can meet its limit does, else the one that is due first. The model of that here is coarse
-and cheap: of a prompt that comes now, those go first that take no longer, and longer ones that are due before
-it and would be late otherwise. If it would be late then, only those go first that are due before it, as long
-as that makes none late that is due after it. What has been computed is taken to be of the oldest.
+Workers do not compute prompts in the order of arrival (`baton.engine.plan.prompt_order`): the shortest first,
+as long as every prompt that can meet its limit does, else the one that is due first. The model of that here
+is coarse and cheap: of a prompt that comes now, those go first that take no longer, and longer ones that are
+due before it and would be late otherwise. If it would be late then, only those go first that are due before
+it, as long as that makes none late that is due after it. What has been computed is taken to be of the oldest.
 
 Of the prompts of a router's other processes only seconds by length are known (`SecondsByLength`): shorter
 ones go first, and where those go first that are due before, all of them do.
@@ -31,8 +31,9 @@ last of longer ones."""
 NO_PROMPTS: SecondsByLength = (0.0,) * LENGTHS
 
 
-class Turn(NamedTuple):
-    """When a prompt begins: after `wait_s`; `tokens_behind`: of prompts that are there and go after it."""
+class PromptWait(NamedTuple):
+    """Predicted wait of a prompt: the seconds until it begins; `tokens_behind`: of prompts that are there and
+    go after it."""
 
     wait_s: float
     tokens_behind: int = 0
@@ -51,7 +52,7 @@ class Prompt(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """What waits in queues before a request: how many requests; seconds of prompts, on one worker, that go
+    """Requests that wait in queues before another: their number; seconds of prompts, on one worker, that go
     first in any case; and the prompts that go first or not by their length and limits."""
 
     requests: int = 0
@@ -60,12 +61,12 @@ class Queued(NamedTuple):
 
 
 def length_of(seconds: float) -> int:
-    """The item of `SecondsByLength` for prompts that take so long."""
+    """Index in `SecondsByLength` of prompts that take `seconds`."""
     return min(LENGTHS - 1, max(0, math.frexp(seconds / _SHORTEST_S)[1] - 1))
 
 
 def seconds_by_length(prompts: Iterable[float]) -> SecondsByLength:
-    """Of prompts that take so long each."""
+    """Sums the predicted seconds of prompts by length."""
     sums = list(NO_PROMPTS)
     for seconds in prompts:
         sums[length_of(seconds)] += seconds
@@ -106,7 +107,7 @@ class BacklogPart(NamedTuple):
 
     @classmethod
     def of(cls, parts: Sequence[BacklogPart]) -> BacklogPart:
-        """All together."""
+        """Adds up the parts of several processes."""
         return cls(
             sum(part.added_s for part in parts),
             sum(part.unfinished_s for part in parts),
@@ -141,7 +142,7 @@ class Backlog:
 
     @property
     def prompts(self) -> int:
-        """How many prompts of this process have not ended."""
+        """Number of prompts of this process that have not ended."""
         return len(self._prompts)
 
     @property
@@ -168,25 +169,28 @@ class Backlog:
         return self._own_s + self._siblings.unfinished_s
 
     def _part(self, unfinished_s: float) -> float:
-        """What is left of prompts that have not ended and take so long: as large a part as of all."""
+        """Remaining seconds of prompts of `unfinished_s` in all, if all unfinished prompts progress
+        proportionally."""
         return unfinished_s * self.wait_s / (self._unfinished_s or 1.0)
 
-    def turn(self, seconds: float, left_s: float | None = None, queued: Sequence[Prompt] = ()) -> Turn:
-        """Of a prompt that comes now and takes so long, whose first token is due in `left_s`. `queued`:
-        prompts that will be sent there."""
+    def wait_of(
+        self, seconds: float, left_s: float | None = None, queued: Sequence[Prompt] = ()
+    ) -> PromptWait:
+        """Predicts the wait of a prompt that comes now and takes `seconds`, whose first token is due in
+        `left_s`. `queued`: prompts that will be sent there."""
         if len(self._prompts) + len(queued) > 2 * MOST_PROMPTS:
-            return Turn(self.wait_s + _sum_s(queued))
+            return PromptWait(self.wait_s + _sum_s(queued))
         now = self._clock()
         prompts = [*self._left(), *self._left_of_siblings(), *queued]
         new = Prompt(seconds, 0, math.inf if left_s is None else now + left_s, seconds)
         due_before = _due_before(new, prompts, now)
         if due_before is None:
-            return Turn(_sum_s(prompts))
+            return PromptWait(_sum_s(prompts))
         first = _first_by_length(new, prompts, now)
         if now + _wait_s(first, prompts) + seconds > new.due_at:
             first = [*due_before, *(one for one in prompts if not one.limits_known)]
         behind = sum(one.tokens for one in prompts) - sum(one.tokens for one in first)
-        return Turn(_wait_s(first, prompts), behind)
+        return PromptWait(_wait_s(first, prompts), behind)
 
     def _left(self) -> list[Prompt]:
         """The prompts of this process, the oldest first, with what is left of each."""
@@ -228,13 +232,13 @@ class Backlog:
         return self._added
 
     def ended(self, number: int) -> None:
-        """A prompt was computed, or will not be. Idempotent."""
+        """Removes a prompt that was computed, or will not be. Idempotent."""
         if (prompt := self._prompts.pop(number, None)) is not None:
             self._own_s = self._own_s - prompt.seconds if self._prompts else 0.0
             self._correct()
 
     def _correct(self) -> None:
-        """What is left takes no longer than the prompts that have not ended."""
+        """Corrects the estimate: what is left takes no longer than the prompts that have not ended."""
         self._clear_at = min(self._clear_at, self._clock() + self._unfinished_s)
 
 
@@ -269,8 +273,8 @@ def _due_before(new: Prompt, prompts: list[Prompt], now: float) -> list[Prompt] 
 
 
 def _wait_s(first: list[Prompt], prompts: list[Prompt]) -> float:
-    """Until those are computed that go first; the others hold them up by the step that runs, which is at most
-    so long as while no short prompt waits."""
+    """Seconds until the prompts that go first are computed; the others hold them up by the step that runs,
+    which is at most as long as while no short prompt waits."""
     first_s = _sum_s(first)
     return first_s + min(max(0.0, _sum_s(prompts) - first_s), ALONE_STEP_S)
 

@@ -1,4 +1,4 @@
-"""Which certificates the workers may present, by their registry entries.
+"""Binds each worker to the certificates that it may present, by the registry entries.
 
 An entry is authenticated by the cluster's secret, so a certificate is bound to the worker's name and
 incarnation: another member of the cluster that answers at that address is not taken for it. A worker that is
@@ -59,11 +59,11 @@ class WorkerCertificates:
                 channel.update(self._peer(address))
 
     def presents(self, member: Member) -> bool:
-        """Whether the worker has published a certificate that is trusted."""
+        """True if the worker has published a certificate that is trusted."""
         return bool(self._trusted.get((member.incarnation, member.certificates)))
 
     def channel(self, address: str) -> WorkerTls:
-        """How to call the worker at an address."""
+        """Returns the TLS of calls to the worker at an address."""
         if address not in self._channels:
             self._channels[address] = WorkerTls(self._peer(address))
         return self._channels[address]
@@ -105,7 +105,8 @@ class WorkerTls:
 
 
 def configured_certificates(config: RouterConfig) -> WorkerCertificates | None:
-    """What workers may present; None without TLS. BatonError(INVALID) where a file cannot be used."""
+    """Returns the certificates that workers may present; None without TLS. Raises BatonError(INVALID) if a
+    file cannot be used."""
     if config.tls is None:
         return None
     from services.common.rpc.mutual_tls import mutual_tls  # `cryptography` takes 50 ms to import

@@ -36,7 +36,7 @@ class LoadHistory:
         self._mark = LoadMark(clock())
 
     def changed(self, sequences: float, context_tokens: float) -> None:
-        """Records that so many sequences are decoded from now on, with so many tokens together."""
+        """Records the number of sequences decoded from now on, and their context tokens together."""
         self._mark = self.mark()
         self._sequences, self._context_tokens = sequences, context_tokens
 

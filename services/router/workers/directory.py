@@ -1,8 +1,8 @@
 """The known workers: polls every known address twice a second, and follows the token streams of decoders.
 
 A new incarnation at an address is a new worker, and the old one is lost. A worker that does not answer a poll
-gets no new work. One that answers nothing for `LIVENESS_TIMEOUT_S`, or whose token stream is silent for so
-long, is lost, and its sequences continue elsewhere.
+gets no new work. One that answers nothing for `LIVENESS_TIMEOUT_S`, or whose token stream is silent for that
+time, is lost, and its sequences continue elsewhere.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ HEARTBEAT_S = 0.5
 # Long enough for a worker that stalls for a second.
 _DESCRIBE_S = 1.25
 # A worker that missed a poll may be reached over a new connection before its liveness timeout.
-_RETRY_S = 0.1
+RETRY_S = 0.1
 # Former ids of this router at a worker that it lost and found again; the worker ends what it runs for them.
 _MAX_FORMER_IDS = 8
-# Cancels to a removed worker may still be sent for so long.
+# Seconds for which cancels to a removed worker may still be sent.
 _CLOSE_GRACE_S = 5.0
 
 _log = get_log("directory")
@@ -107,7 +107,7 @@ class Directory:
             worker.group = groups.get(worker.peer.address, worker.group)
 
     def add(self, address: str) -> None:
-        """Watches another address."""
+        """Watches another address for a worker."""
         self._addresses[address] = None
         tls = None if self._certificates is None else self._certificates.channel(address)
         peer = Peer(address, internal_channel(address, channel_options(), self._cluster_secret, tls))
@@ -156,7 +156,7 @@ class Directory:
                     self._poll_answered(peer, described, claimed, asked_at)
             worker = self._workers.get(peer.address)
             unsure = worker is not None and not (worker.lost or worker.reachable)
-            await asyncio.sleep(min(_RETRY_S, HEARTBEAT_S) if unsure else HEARTBEAT_S)
+            await asyncio.sleep(min(RETRY_S, HEARTBEAT_S) if unsure else HEARTBEAT_S)
 
     async def _check_liveness(self) -> None:
         """Loses workers whose liveness timeout has passed."""

@@ -49,14 +49,14 @@ class Discovery:
         self._ended: set[str] = set()
 
     def set_parent_workers(self, addresses: Sequence[str]) -> None:
-        """Replaces the parent's list."""
+        """Replaces the parent process's list of workers."""
         gone = set(self._from_parent) - set(addresses)
         self._ended |= {one for one, address in self._registered.items() if address in gone}
         self._from_parent = list(addresses)
         self._update_directory(gone)
 
     def set_registered(self, members: Iterable[Member]) -> None:
-        """Replaces the registry's list."""
+        """Replaces the registry's list of workers."""
         members = list(members)
         foreign = {one.incarnation: one.name for one in members if one.secret_name != self._secret}
         for incarnation in foreign.keys() - self._foreign:
@@ -83,12 +83,12 @@ class Discovery:
         self._directory.set_addresses([*wanted, *expiring], expiring)
 
     def _may_serve(self, member: Member) -> bool:
-        """Whether it is a worker of ours, with a certificate that we trust where TLS is used."""
+        """True for a worker of ours, with a certificate that we trust where TLS is used."""
         trusted = self._certificates is None or self._certificates.presents(member)
         return trusted and self._is_ours(member)
 
     def _is_ours(self, member: Member) -> bool:
-        """Whether it is a worker of our model and cluster at an address that we can reach."""
+        """True for a worker of our model and cluster at an address that we can reach."""
         address = member.addresses.get("grpc")
         if member.secret_name != self._secret:
             return False

@@ -20,21 +20,21 @@ from services.common.observability.logs import get_log
 
 # The first pause after a failure, and the longest, in seconds.
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
-# What is kept for other processes; a router that is one process has nobody to take it.
+# Most reports that are kept for other processes; a router that is one process has none to take them.
 _MOST_NEWS = 64
 
 _log = get_log("links")
 
 
 class Receiver(Protocol):
-    """A decode worker."""
+    """A decode worker as the receiver of a link."""
 
     lost: bool
     identity: WorkerIdentity
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the worker, as in logs and metrics."""
 
 
 @dataclass
@@ -76,8 +76,8 @@ class Links:
         return failed is not None and self._clock() < failed.retry_at
 
     def try_again(self, decode: Receiver) -> bool:
-        """Records that a request is sent over the link; whether that is a try after a failure, which `tried`
-        ends."""
+        """Records that a request is sent over the link; returns True if that is a try after a failure, which
+        `tried` ends."""
         failed = self._failed.get(decode)
         if failed is None:
             return False
@@ -85,13 +85,14 @@ class Links:
         return True
 
     def tried(self, decode: Receiver) -> None:
-        """A request that was a try has ended, in whatever way."""
+        """Records that a request that was a try has ended, in whatever way."""
         if (failed := self._failed.get(decode)) is not None and failed.trying:
             failed.trying -= 1
             self._on_change()
 
     def failed(self, decode: Receiver, reason: str) -> None:
-        """A handoff over the link failed. Those that were under way during the pause count as one failure."""
+        """Records that a handoff over the link failed. Those that were under way during the pause count as
+        one failure."""
         if (pause_s := self._pause(decode, reason)) is not None:
             self._news.append((decode, reason or "unknown"))
             _log.warning(
@@ -99,13 +100,14 @@ class Links:
             )
 
     def worked(self, decode: Receiver) -> None:
-        """A handoff over the link succeeded."""
+        """Records that a handoff over the link succeeded."""
         if (failed := self._end_pause(decode)) is not None:
             self._news.append((decode, ""))
             _log.info("link_works_again", prefill=self._name, decode=decode.name, failures=failed.failures)
 
     def learned(self, decode: Receiver, reason: str) -> None:
-        """Another process of this router met a failure; or, where `reason` is empty, a success."""
+        """Takes a report that another process of this router met a failure; or, where `reason` is empty, a
+        success."""
         if reason:
             self._pause(decode, reason)
         else:

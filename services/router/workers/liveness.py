@@ -20,8 +20,8 @@ CHECK_INTERVAL_S = 0.1
 _LONGEST_INTERVAL_S = 2 * CHECK_INTERVAL_S
 
 
-# A worker's process is looked at once it has been silent for so long, and is judged after so long a look: in
-# time for `LIVENESS_TIMEOUT_S`.
+# Seconds of silence from which on a worker's process is looked at, and seconds of the look after which it is
+# judged: in time for `LIVENESS_TIMEOUT_S`.
 _LOOK_FROM_S, _LOOK_FOR_S = 1.0, 1.3
 
 
@@ -36,11 +36,11 @@ class LivenessTimer:
         """Seconds without a message at the last check."""
 
     def reset(self) -> None:
-        """A message came."""
+        """Restarts the timeout after a message."""
         self.silent_s = 0.0
 
     def expired(self) -> bool:
-        """Whether the source has been silent for longer than `LIVENESS_TIMEOUT_S`."""
+        """True if the source has been silent for longer than `LIVENESS_TIMEOUT_S`."""
         now = self._clock()
         self.silent_s += min(now - self._checked_at, _LONGEST_INTERVAL_S)
         self._checked_at = now
@@ -60,8 +60,8 @@ class FrontProcess:
         return cls(ProcessWatch(described.process_id) if here else None)
 
     def starved(self, silent_s: float) -> bool:
-        """Tells if it could not run in a silence of `silent_s` seconds, 20 at most. To be called every
-        `CHECK_INTERVAL_S`."""
+        """True if the process could not run in a silence of `silent_s` seconds, 20 at most. To be called
+        every `CHECK_INTERVAL_S`."""
         if self._watch is None:
             return False
         if silent_s < _LOOK_FROM_S:

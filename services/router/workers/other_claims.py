@@ -1,4 +1,4 @@
-"""What others than this router process have at a worker: its sibling processes, which report it, and other
+"""Claims of others than this router process on a worker: its sibling processes, which report them, and other
 routers, of which heartbeats show the sum."""
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Precedence(NamedTuple):
     since: float
 
 
-# Of a request that was placed before.
+# The precedence of a request that was placed before.
 FIRST = Precedence(-(2**31), -math.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class SiblingCounts:
-    """What the sibling processes of a router have at one worker, by their own counters (`router.processes`).
+    """Claims of a router's sibling processes on one worker, by their own counters (`router.processes`).
 
     `processes`: how many there are. `waiting`: of each in which requests wait for workers, the precedence of
     the first that is not late. `prefill_share`: see `PrefillShare`; `released_per_second`: see `Turnover`.
@@ -43,7 +43,7 @@ class SiblingCounts:
     waiting: tuple[Precedence, ...] = ()
 
     def waiting_before(self, precedence: Precedence) -> int:
-        """In how many of them a request waits that is to be placed before."""
+        """Number of sibling processes in which a request waits that is to be placed before."""
         return sum(first < precedence for first in self.waiting)
 
 
@@ -55,34 +55,37 @@ class OtherClaims:
         # The most slots that siblings had since the last poll was sent.
         self._sibling_peak = 0
         # Of other routers, by the last heartbeat.
-        self.foreign_slots = 0
-        self._foreign_before = 0
-        self._foreign_context = 0
+        self.other_router_slots = 0
+        self._other_router_before = 0
+        self._other_router_context = 0
 
     @property
     def slots(self) -> int:
-        """Slots that others use."""
-        return self.siblings.slots + self.foreign_slots
+        """Number of slots that others use."""
+        return self.siblings.slots + self.other_router_slots
 
     @property
     def context(self) -> int:
         """Tokens of the sequences in them."""
-        return self.siblings.context + self._foreign_context
+        return self.siblings.context + self._other_router_context
 
     def poll_sent(self) -> None:
-        """The answer to the poll that is sent now may count what siblings have at any time from now on."""
+        """Records that a poll is sent: its answer may count what siblings have at any time from now on."""
         self._sibling_peak = self.siblings.slots
 
     def set_siblings(self, counts: SiblingCounts) -> None:
-        """Takes what sibling processes have."""
+        """Takes the claims of sibling processes."""
         self.siblings = counts
         self._sibling_peak = max(self._sibling_peak, counts.slots)
 
     def update(self, load: Load, claimed: int) -> None:
         """Takes the answer to a poll. `claimed`: the most slots of this process since the poll was sent."""
         used = load.slots - load.free_slots
-        foreign = max(0, used - claimed - max(self._sibling_peak, self.siblings.slots))
-        # What siblings report may arrive after the answer to a poll: such slots are foreign in one poll only.
-        self.foreign_slots = min(foreign, self._foreign_before) if self.siblings.processes else foreign
-        self._foreign_before = foreign
-        self._foreign_context = load.context_tokens * self.foreign_slots // max(1, used)
+        other_routers = max(0, used - claimed - max(self._sibling_peak, self.siblings.slots))
+        # What siblings report may arrive after the answer to a poll: such slots count as those of other
+        # routers in one poll only.
+        self.other_router_slots = (
+            min(other_routers, self._other_router_before) if self.siblings.processes else other_routers
+        )
+        self._other_router_before = other_routers
+        self._other_router_context = load.context_tokens * self.other_router_slots // max(1, used)

@@ -19,8 +19,8 @@ class Sum(NamedTuple):
 
 
 class RecentMean:
-    """Over about the last `requests`. Starts at `value`, which counts as so many; the first ones after it are
-    averaged equally.
+    """The mean over about the last `requests`. Starts at `value`, which counts as `count` observations; the
+    first ones after it are averaged equally.
 
     All processes of a router have the same mean: each reports `own`, which only grows, and takes what is new
     in those of its siblings. So a report that is lost is made up for by the next one, and a process that
@@ -50,7 +50,7 @@ class RecentMean:
             self._add((reported.total - taken.total) / number, number)
 
     def _add(self, value: float, number: int = 1) -> None:
-        """So many requests have that value, each or on average."""
+        """Adds `number` observations with mean `value`."""
         while number and self._count < self._requests:
             number -= 1
             self._count += 1
@@ -71,6 +71,6 @@ class TpotRatio(RecentMean):
         super().__init__(1.0, REQUESTS // 8)
 
     def ended(self, measured_s: float, predicted_s: float) -> None:
-        """A request had a token every `measured_s` seconds on average, where `predicted_s` (above 0) were
-        predicted."""
+        """Records a request that had a token every `measured_s` seconds on average, where `predicted_s`
+        (above 0) were predicted."""
         self.observe(min(_MOST, max(_LEAST, measured_s / predicted_s)))

@@ -1,4 +1,4 @@
-"""What this router's requests took of a worker over the last two seconds."""
+"""The work that this router's requests took of a worker over the last two seconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-# Released slots and prompts are counted over so many seconds.
+# Seconds over which released slots and prompts are counted.
 RECENT_S = 2.0
 
 
@@ -21,7 +21,7 @@ class PrefillShare:
         self._seconds = 0.0
 
     def add(self, seconds: float) -> None:
-        """A prompt that takes so long was sent."""
+        """Records a dispatched prompt of `seconds`."""
         self._sent.append((self._clock(), seconds))
         self._seconds += seconds
 
@@ -34,13 +34,13 @@ class PrefillShare:
         return max(0.0, self._seconds) / RECENT_S
 
     def after(self, seconds: float = 0.0) -> float:
-        """The share of all, with a further prompt that takes so long; at most 1."""
+        """Share of all processes, with a further prompt of `seconds`; at most 1."""
         return min(1.0, self.own + self.siblings + seconds / RECENT_S)
 
 
 class Turnover:
-    """How many of a decode worker's slots this router's requests release per second, over the last two
-    seconds. `siblings`: those that other processes of it release."""
+    """Slots of a decode worker that this router's requests release per second, over the last two seconds.
+    `siblings`: those that other processes of it release."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -48,17 +48,17 @@ class Turnover:
         self._released: deque[float] = deque(maxlen=4096)
 
     def add(self) -> None:
-        """A slot was released."""
+        """Records that a slot was released."""
         self._released.append(self._clock())
 
     @property
     def per_second(self) -> float:
-        """Of all processes."""
+        """Slots released per second by all processes."""
         return self.own + self.siblings
 
     @property
     def own(self) -> float:
-        """Of this process."""
+        """Slots released per second by this process."""
         since = self._clock() - RECENT_S
         while self._released and self._released[0] < since:
             self._released.popleft()

@@ -19,10 +19,10 @@ from services.router.workers.worker_error import WorkerError
 # How long an attempt is silent before the worker is asked after it; then after twice as long each time. A
 # prompt may be computed for minutes, or a sequence wait for blocks.
 SILENT_S = 5.0
-_LOOK_S = 1.0
+LOOK_S = 1.0
 # The most that the time between two looks counts: what came while this process did not run is still to be
 # read.
-_LONGEST_LOOK_S = 2 * _LOOK_S
+_LONGEST_LOOK_S = 2 * LOOK_S
 _ATTACH_S = 2.0
 
 
@@ -49,7 +49,7 @@ class SilentAttempts:
     async def watch(self) -> None:
         """Looks once a second until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(LOOK_S)
             for request_id, output in self.due():
                 await attach(self._worker, request_id, output)
 

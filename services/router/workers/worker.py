@@ -31,9 +31,9 @@ from services.router.workers.recent_mean import RecentMean, TpotRatio
 from services.router.workers.recent_work import PrefillShare, Turnover
 from services.router.workers.worker_error import WorkerError
 
-# A worker that had no room gets no new work for so long,
+# Seconds for which a worker that had no room gets no new work,
 REFUSED_FOR_S = 0.05
-# and no prompt is run for it before its reservation for so long.
+# and those for which no prompt is run for it before its reservation.
 _UNCERTAIN_FOR_S = 1.0
 
 _ID_HEX_DIGITS = 12
@@ -74,7 +74,7 @@ class AttemptOutput(Protocol):
 
 
 class Worker:
-    """One incarnation. Heartbeats update its description, claims its counters.
+    """One incarnation of a worker. Heartbeats update its description, claims its counters.
 
     A worker is lost if it is silent for too long (`check_liveness`), reports its end, or is removed. It stays
     lost: when its address answers again, that is a new `Worker`.
@@ -96,7 +96,7 @@ class Worker:
         # Since the last answer to a poll, and since the last message of the token stream.
         self.answers = LivenessTimer()
         self.tokens = LivenessTimer()
-        self._front = FrontProcess.of(described)
+        self.front = FrontProcess.of(described)
         # Calls to cancel when it is lost.
         self._calls: set[grpc.aio.Call] = set()
         self.changed = on_change
@@ -144,7 +144,7 @@ class Worker:
         # Seconds from placement to first token, of recent requests that were decoded here.
         self.first_token_s = RecentMean()
         # This router's requests at decode: the sum of the tokens that they have on average while they run,
-        # and their limits of the time per output token, in ascending order.
+        # and their TPOT limits, in ascending order.
         self.claimed_context = 0
         self.tpot_limits: list[float] = []
         self.others = OtherClaims()
@@ -159,7 +159,7 @@ class Worker:
 
     @property
     def draining(self) -> bool:
-        """Whether it accepts no new work: it is stopping, or an operator drains it."""
+        """True if the worker accepts no new work: it is stopping, or an operator drains it."""
         return self.described.draining or self.drained_by_operator
 
     def can_prefill_for(self, decode: Worker) -> bool:
@@ -186,12 +186,12 @@ class Worker:
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether it accepts work, and has a free slot for it."""
+        """True if the worker accepts work, and has a free slot for it."""
         return self.accepts_work and self.free_slots > 0
 
     def slots_left_by(self, precedence: Precedence) -> int:
-        """How many free slots a request leaves to those that wait in sibling processes and are to be placed
-        before it: what becomes free in this process would never reach them. None where the worker runs
+        """Number of free slots that a request leaves to those that wait in sibling processes and are to be
+        placed before it: what becomes free in this process would never reach them. None where the worker runs
         nothing, since what has no room there has none anywhere."""
         if not self.used_slots:
             return 0
@@ -234,43 +234,45 @@ class Worker:
 
     @property
     def prefills(self) -> bool:
-        """Whether it computes prompts, for itself or for others."""
+        """True if the worker computes prompts, for itself or for others."""
         return self.prefills_itself or self.prefills_for_others
 
     @property
     def exchanges(self) -> bool:
-        """Whether it is a combined worker that may prefill for others and decode what they prefill."""
+        """True for a combined worker that may prefill for others and decode what they prefill."""
         return self.prefills_itself and self.receives_handoffs
 
     @property
     def caches_prefixes(self) -> bool:
-        """Whether it may have parts of a prompt cached."""
+        """True if the worker may have parts of a prompt cached."""
         return bool(self.described.cache_dtype and self.described.load.block_tokens)
 
     @property
     def alive(self) -> bool:
-        """Whether it answers, accepts new work and, if it decodes, has an open token stream."""
+        """True if the worker answers, accepts new work and, if it decodes, has an open token stream."""
         up = self.reachable and not self.lost and not self.draining
         return up and (self.following or not self.decodes)
 
     @property
     def accepts_work(self) -> bool:
-        """Whether it is alive and has not just refused a request."""
+        """True if the worker is alive and has not just refused a request."""
         return self.alive and self._pause is None
 
     def has_blocks_for(self, tokens: int) -> bool:
-        """Whether it had free blocks for so many tokens at the last heartbeat."""
+        """True if the worker had free blocks for `tokens` tokens at the last heartbeat."""
         load = self.described.load
         return load.free_blocks * load.block_tokens >= tokens
 
     @property
     def has_certain_room(self) -> bool:
-        """Whether a free slot by our counters is certainly free: no other router uses the worker, it has not
+        """True if a free slot by our counters is certainly free: no other router uses the worker, it has not
         refused a request recently, and there is another one for each sibling process, which may claim a slot
         at the same time."""
         uncertain = time.monotonic() - self._refused_at < _UNCERTAIN_FOR_S
         spare = self.described.load.slots - self.used_slots
-        return self.others.foreign_slots == 0 and not uncertain and spare >= self.others.siblings.processes
+        return (
+            self.others.other_router_slots == 0 and not uncertain and spare >= self.others.siblings.processes
+        )
 
     def update(self, described: DescribeResponse, claimed_before: int, asked_at: float) -> None:
         """Takes the answer to a poll. `claimed_before`: `claimed_slots` when the poll was sent. `asked_at`:
@@ -286,13 +288,14 @@ class Worker:
         self.changed()
 
     def load_changed(self) -> None:
-        """What its steps depend on has changed, as far as this router knows."""
+        """Records a change of what the worker's steps depend on, as far as this router knows."""
         if self.decodes:
             decoding = self._decoding
             self.loads.changed(decoding * self.used_slots, decoding * self.context_tokens)
 
     def set_siblings(self, counts: SiblingCounts) -> bool:
-        """Takes what sibling processes have here; whether that may give a request room."""
+        """Takes the claims of sibling processes on the worker; returns True if that may give a request
+        room."""
         before = self.others.siblings
         self.others.set_siblings(counts)
         self.backlog.set_siblings(counts.backlog, counts.queued_tokens)
@@ -304,7 +307,7 @@ class Worker:
         )  # fmt: skip
 
     def unreachable(self) -> None:
-        """A call failed: the worker gets no new work until it answers a poll."""
+        """Records that a call failed: the worker gets no new work until it answers a poll."""
         self.reachable = False
         self._failed_at = time.monotonic()
         self.changed()
@@ -320,7 +323,7 @@ class Worker:
         self.changed()
 
     def refused(self) -> None:
-        """It had no room: it gets no new work for `REFUSED_FOR_S`."""
+        """Records that the worker had no room: it gets no new work for `REFUSED_FOR_S`."""
         self._refused_at = time.monotonic()
         if self._pause is not None:
             self._pause.cancel()
@@ -335,7 +338,7 @@ class Worker:
         it is starved."""
         no_answer, no_tokens = self.answers.expired(), self.decodes and self.tokens.expired()
         silent_s = max(self.answers.silent_s, self.tokens.silent_s if self.decodes else 0.0)
-        if self._front.starved(silent_s):
+        if self.front.starved(silent_s):
             return
         if no_answer:
             self.lose("it does not answer")

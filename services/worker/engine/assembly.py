@@ -13,7 +13,6 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 
-from baton.base.errors import BatonError, ErrorKind
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
 from baton.engine.decode.slot_state import SlotState
@@ -22,6 +21,9 @@ from baton.engine.executor.decode_factory import decode_loop
 from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.executor.executor import StepExecutor
 from baton.engine.executor.prefill_steps import PrefillSteps
+from baton.engine.expert_load import ExpertLoad
+from baton.engine.memory.host_blocks import HostBlocks
+from baton.engine.model.layers.experts import ExpertsMlp
 from baton.engine.plan.pacing import PrefillPacing
 from baton.engine.plan.step_planner import StepPlanner
 from baton.engine.prefix_cache.cache import PrefixCache
@@ -54,12 +56,13 @@ from services.worker.engine.prefill.step_pipeline import PrefillPipeline
 from services.worker.engine.startup.kv_wire_format import WireBlocks, wire_blocks
 from services.worker.engine.startup.link_setup import device_blocks, nccl_links
 from services.worker.engine.startup.link_tls import link_tls
+from services.worker.engine.startup.lookahead_setup import lookahead_table
 from services.worker.engine.startup.model_loader import LoadedModel
 from services.worker.engine.startup.prefill_setup import prefill_steps
 from services.worker.engine.startup.prefix_cache_setup import prefix_cache
 from services.worker.engine.startup.startup_log import capture_logged, log_memory
 
-# Bounds of the link work in one turn of the loop, so that no kind of work starves the others.
+# Bounds of the link work in one iteration of the loop, so that no kind of work starves the others.
 _PIECES_A_TURN = 16
 _PIECE_BYTES_A_TURN = 8 << 20
 
@@ -85,7 +88,7 @@ def build_engine(
         identity=links.identity,
         signer=links.signer,
         emit=channel.send,
-        host_kv_bytes=config.engine.host_kv_mb * 10**6 if config.role != "prefill" else 0,
+        host=HostBlocks(model.cache, config.engine.host_kv_mb * 10**6 if config.role != "prefill" else 0),
         reserve_output_tokens=config.engine.reserve_output_tokens,
         prefix_cache=cache,
         receiver=receiver,
@@ -104,28 +107,39 @@ def build_engine(
     pacing = PrefillPacing(
         partial(_tpot_limit_s, configured_ms, reserved),
         all_limited=lambda: configured_ms is not None or reserved.all_limited,
+        tokens_a_step=lambda: steps.tokens_a_step,
     )
+    if steps.steps.policy is not None and configured_ms is not None:
+        steps.steps.policy.limit_s = configured_ms / 1e3
+    steps.steps.arriving = reserved.arriving
     planner = StepPlanner(prompts.scheduler, prompts.state, steps.steps, pacing, decode.step_s)
     prefill = PrefillPipeline(jobs, prompts, sender, pieces if links.device is not None else 0)
-    audit = EngineAudit(model, decode, prefill)
+    executor = StepExecutor(planner, prompts, steps)
+    expert_load = _expert_load(model)
+    audit = EngineAudit(model, decode, prefill, executor, expert_load)
     commands = Commands(channel, config.role, decode, prefill, audit)
     log_memory(model, config.engine)
     channel.send(EngineEvent(ready=audit.ready(config)))
     stepped = None if launch.stepped_fd is None else Wakeup(launch.stepped_fd)
-    executor = StepExecutor(planner, prompts, steps)
     return EngineLoop(
-        channel, wakeup, heartbeat, commands, decode, prefill, executor, links.nccl, pieces, stepped
-    )
+        channel, wakeup, heartbeat, commands, decode, prefill, executor, links.nccl, pieces, stepped,
+        expert_load,
+    )  # fmt: skip
+
+
+def _expert_load(model: LoadedModel) -> ExpertLoad | None:
+    counters = [each.mlp.taken for each in model.ranks[0].layers if isinstance(each.mlp, ExpertsMlp)]
+    return ExpertLoad(counters) if counters else None
 
 
 def _tpot_limit_s(configured_ms: float | None, reserved: ReservedSlots) -> float:
-    """What a decode step may take: the least of what is configured and what requests ask for."""
+    """Limit of a decode step's duration: the least of what is configured and what requests ask for."""
     configured = math.inf if configured_ms is None else configured_ms / 1e3
     return min(configured, reserved.tightest_tpot_s)
 
 
 class _Links:
-    """What the links of a worker share, as senders and as receivers."""
+    """Parts that the links of a worker share, as senders and as receivers."""
 
     def __init__(self, launch: EngineLaunch, model: LoadedModel, wake: Callable[[], None]) -> None:
         transfer = launch.worker.transfer
@@ -191,14 +205,12 @@ class _Links:
 
 
 def _mask_board(launch: EngineLaunch, model: LoadedModel) -> MaskBoard | None:
-    """Where mask processes leave grammar masks. Raises BatonError(INTERNAL) where the front has made it
-    for another vocabulary."""
+    """Maps the board on which mask processes leave grammar masks. Raises BatonError(INVALID) if the front has
+    made it for another vocabulary."""
     if launch.masks_fd is None:
         return None
-    memory, slots = SharedMemory.attach(launch.masks_fd), worker_rings(launch.worker.engine).slots
-    if memory.size != MaskBoard.size(slots, model.config.vocab_size):
-        raise BatonError(ErrorKind.INTERNAL, "the mask board is for another vocabulary")
-    return MaskBoard(memory, slots, model.config.vocab_size)
+    slots = worker_rings(launch.worker.engine).slots
+    return MaskBoard(SharedMemory.attach(launch.masks_fd), slots, model.config.vocab_size)
 
 
 def _step_loops(
@@ -213,18 +225,21 @@ def _step_loops(
     nothing."""
     decodes, prefills = config.role != "prefill", config.role != "decode"
     widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
+    drafts = decodes and model.rows_per_slot > 1
     # As wide as the vocabulary: kept small where no slot is ever used.
     state = SlotState(
         model.slots if decodes else 1,
         widths,
         model.config.vocab_size,
         model.device,
-        config.engine.rows_per_slot,
+        model.rows_per_slot if decodes else 1,
+        config.engine.history_tokens(model.max_context_tokens) if drafts else 0,
+        lookahead_table(model, config.engine) if drafts else None,
     )
     mixes = decodes and prefills and config.engine.mixed_steps and not model.exact
     with capture_logged(model.device):
         steps = decode_loop(
-            model.decoder,
+            model.ranks,
             model.cache,
             state,
             rings,
@@ -233,6 +248,7 @@ def _step_loops(
             serves=decodes,
             mixes=mixes,
             before_step=before_step,
+            adaptive=config.engine.speculation == "auto",
         )
         prompts = prefill_steps(
             model,

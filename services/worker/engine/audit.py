@@ -1,4 +1,4 @@
-"""What an engine is, owns and has done, as messages for its front."""
+"""Messages for the front about what an engine is, owns and has done."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import os
 import socket
 from dataclasses import dataclass
 
+from baton.engine.executor.executor import StepExecutor
+from baton.engine.expert_load import ExpertLoad
+from baton.engine.model.tensors import parameter_counts
+from baton.engine.speculation.verified_drafts import SOURCES
 from baton.perf_model.messages import to_message
+from baton.v1 import worker_pb2
 from baton.v1.engine_pb2 import ReadyEvent
-from baton.v1.worker_pb2 import Audit, LinkAudit, Load, Pool, PrefixAudit, StepCosts, WorkerLimits
 from kvtransfer.transports.registry import reach_of
 from services.common.config.worker import WorkerConfig
 from services.worker.engine.decode.side import DecodeSide
@@ -23,9 +27,11 @@ class EngineAudit:
     model: LoadedModel
     decode: DecodeSide
     prefill: PrefillPipeline
+    executor: StepExecutor
+    expert_load: ExpertLoad | None = None
 
     def ready(self, config: WorkerConfig) -> ReadyEvent:
-        """What the engine is. Its pool: all that two workers must have in common for a request to pass
+        """Describes the engine. Its pool: all that two workers must have in common for a request to pass
         between them unchanged."""
         model = self.model
         blocks = ",".join(str(group.block_tokens) for group in model.layout.groups)
@@ -37,7 +43,7 @@ class EngineAudit:
             device=str(model.device),
             transfer_endpoints=[endpoint.message() for endpoint in self.decode.endpoints],
             cache_dtype=model.layout.cache_dtype if self.decode.prefix_cache is not None else "",
-            pool=Pool(
+            pool=worker_pb2.Pool(
                 model=config.served_name,
                 checkpoint=model.checkpoint,
                 tokenizer=model.tokenizer,
@@ -45,7 +51,7 @@ class EngineAudit:
                 numerics="exact" if model.exact else "fast",
             ),
             weight_format=model.weight_format,
-            limits=WorkerLimits(
+            limits=worker_pb2.WorkerLimits(
                 kv_tokens=model.pools.sequence_tokens,
                 max_logprobs=model.max_logprobs,
                 max_prefills=config.engine.prefill_queue,
@@ -54,9 +60,9 @@ class EngineAudit:
             ),
         )
 
-    def load(self) -> Load:
+    def load(self) -> worker_pb2.Load:
         """The counts by which the router places requests."""
-        return Load(
+        return worker_pb2.Load(
             slots=self.decode.slots.total,
             free_slots=self.decode.slots.free,
             blocks=self.model.pools.total,
@@ -68,16 +74,17 @@ class EngineAudit:
             step_costs=self._step_costs(),
         )
 
-    def report(self, *, integrity: bool = True) -> Audit:
+    def report(self, *, integrity: bool = True) -> worker_pb2.Audit:
         """Counts of everything that a leak would show in; with `integrity` the block pools are checked
         against the owners of their blocks."""
         prompts, decode, handoffs = self.prefill.steps, self.decode.loop, self.decode.handoffs
         allocation, sender = self.decode.allocation, self.prefill.sender.counters
-        audit = Audit(
+        audit = worker_pb2.Audit(
             load=self.load(),
             engine_pid=os.getpid(),
             host=socket.gethostname(),
             device=str(self.model.device),
+            devices=len(self.model.ranks),
             prompts_run=prompts.prompts_run,
             prompt_tokens_run=prompts.tokens_run,
             decode_steps=decode.ring.steps,
@@ -87,6 +94,11 @@ class EngineAudit:
             block_grants=allocation.allocations,
             sequences_preempted=allocation.preempted,
             sequences_swapped_out=allocation.swapped_out,
+            speculative_steps=self.executor.speculative_steps,
+            tokens_per_step=allocation.tokens_per_step,
+            lookahead_cells=0 if decode.lookahead is None else decode.lookahead.used,
+            lookahead_replaced=0 if decode.lookahead is None else decode.lookahead.replaced,
+            drafts=self._drafts(),
             block_bytes=self.decode.handoffs.block_bytes,
             blocks_shipped=sender.blocks_shipped,
             bytes_shipped=sender.bytes_shipped,
@@ -104,14 +116,17 @@ class EngineAudit:
             links_returned=sender.links_returned,
             links_broken=sender.links_broken,
             slot_states=self.decode.reserved.slot_states(),
-            recent_decode=self.decode.clock.recent(),
-            recent_prefill=self.prefill.clock.recent(),
-            decode_busy_ns=self.decode.clock.busy_ns,
-            prefill_busy_ns=self.prefill.clock.busy_ns,
+            recent_decode=worker_pb2.RecentSteps(**decode.times.recent()._asdict()),
+            recent_prefill=worker_pb2.RecentSteps(**prompts.times.recent()._asdict()),
+            decode_busy_ns=round(decode.times.busy_s * 1e9),
+            prefill_busy_ns=round(prompts.times.busy_s * 1e9),
             prefixes=self._prefixes(),
-            kv_bytes=sum(pool.nbytes for pool in self.model.cache.storage),
+            kv_bytes=self.model.cache.nbytes,
             kv_dtype=self.model.layout.cache_dtype,
+            experts=self._experts(),
         )
+        rates = decode.draft_rates
+        audit.sequence_steps = audit.tokens_decoded if rates is None else rates.verified.steps
         if self.decode.receiver is not None:
             receiver = self.decode.receiver.counters
             audit.blocks_received = sum(receiver.blocks_received)
@@ -121,22 +136,45 @@ class EngineAudit:
             audit.links_broken += receiver.links_broken
         return audit
 
-    def _step_costs(self) -> StepCosts:
-        recent = self.prefill.clock.recent()
+    def _step_costs(self) -> worker_pb2.StepCosts:
+        recent = self.prefill.steps.times.recent()
         computing = recent.steps * recent.mean_ms / 1e3  # of the last second
         costs = self.decode.costs(computing if self.prefill.steps.state.in_turn else 0.0)
         return to_message(self.prefill.steps.scheduler.cost.added_to(costs))
 
-    def _links(self) -> list[LinkAudit]:
+    def _drafts(self) -> list[worker_pb2.DraftAudit]:
+        rates = self.decode.loop.draft_rates
+        if rates is None:
+            return []
+        verified = zip(SOURCES, rates.verified.rows, rates.verified.accepted, strict=True)
+        return [
+            worker_pb2.DraftAudit(source=source, rows=map(round, rows), accepted=map(round, accepted))
+            for source, rows, accepted in verified
+        ]
+
+    def _experts(self) -> worker_pb2.ExpertsAudit | None:
+        config = self.model.config
+        if config.experts is None or self.expert_load is None:
+            return None
+        total, active = parameter_counts(config)
+        return worker_pb2.ExpertsAudit(
+            count=config.experts.count,
+            taken=config.experts.top_k,
+            total_parameters=total,
+            active_parameters=active,
+            imbalance=self.expert_load.imbalance,
+        )
+
+    def _links(self) -> list[worker_pb2.LinkAudit]:
         receiver = self.decode.receiver
         return [*self.prefill.sender.links, *(receiver.links if receiver is not None else ())]
 
-    def _prefixes(self) -> PrefixAudit | None:
+    def _prefixes(self) -> worker_pb2.PrefixAudit | None:
         cache = self.decode.prefix_cache
         if cache is None:
             return None
         cached, stored, hits = self.model.pools.cached, cache.stored, cache.hit_blocks
-        return PrefixAudit(
+        return worker_pb2.PrefixAudit(
             hit_tokens=cache.hit_tokens,
             missed_tokens=cache.missed_tokens,
             device_blocks=len(cached),

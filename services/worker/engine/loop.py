@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import selectors
 from dataclasses import dataclass, field
-from functools import partial
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.device.wakeup import Wakeup
 from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.executor.executor import StepExecutor
 from baton.engine.executor.prefill_steps import PrefillSteps
+from baton.engine.expert_load import ExpertLoad
 from baton.engine.shared_memory.heartbeat import UNKNOWN_STEP_S, Heartbeat
 from baton.v1.engine_pb2 import EngineEvent, PrefixesEvent, RestartNeededEvent
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
@@ -53,8 +53,8 @@ log = get_log(__name__)
 
 @dataclass(eq=False)
 class EngineLoop:
-    """Turns the components of one engine; `assembly` builds them. `stepped`: set when decode steps have
-    ended; the front waits for it to read their tokens."""
+    """Runs the components of one engine; `assembly` builds them. `stepped`: set when decode steps have ended;
+    the front waits for it to read their tokens."""
 
     channel: EngineEnd
     wakeup: Wakeup
@@ -66,12 +66,13 @@ class EngineLoop:
     nccl: NcclEndpoint | None
     pieces_a_turn: int
     stepped: Wakeup | None = None
+    expert_load: ExpertLoad | None = None
     _steps_announced: int = field(default=0, init=False)
     _restart_reported: bool = field(default=False, init=False)
 
     def run(self) -> None:
-        """Turns until a stop command. Raises ChannelClosedError where the front is gone, BatonError where the
-        device hangs."""
+        """Runs until a stop command. Raises ChannelClosedError if the front is gone, BatonError if the device
+        hangs."""
         selector = selectors.SelectSelector()  # epoll waits for whole milliseconds
         selector.register(self.channel, selectors.EVENT_READ)
         selector.register(self.wakeup, selectors.EVENT_READ)
@@ -81,15 +82,17 @@ class EngineLoop:
         self.close()
 
     def turn(self) -> bool:
-        """One turn; False where there was nothing to do. Raises BatonError(UNAVAILABLE) where the device
-        hangs."""
+        """Runs one iteration of the loop; returns False if there was nothing to do. Raises
+        BatonError(UNAVAILABLE) if the device hangs."""
         self.heartbeat.beat(0.0)
-        self._announce_steps()  # steps of a GPU, which have ended since the last turn
+        self._announce_steps()  # steps of a GPU, which have ended since the last iteration
         self._check_device("decode", self.decode.loop)
         self._check_device("prefill", self.prefill.steps)
         self.wakeup.clear()
         worked = self.commands.handle()
         self.decode.reserved.expire()
+        if self.expert_load is not None:
+            self.expert_load.observe()
         if self.decode.prefix_cache is not None:
             worked |= self.decode.prefix_cache.poll()
         worked |= self.decode.handoffs.poll(self.pieces_a_turn)
@@ -98,11 +101,11 @@ class EngineLoop:
         decoding = self.decode.allocation.running > 0
         planner.look(planner.clock(), self.decode.loop.ring.steps, decoding=decoding)
         steps_ended = prompts.steps_ended
-        worked |= self.prefill.clock.timed(partial(self.prefill.step, self._prefill_step))
+        worked |= self.prefill.step(self.steps.step_prompts)
         worked |= prompts.steps_ended > steps_ended
         self.decode.allocation.step()
         worked |= self.decode.take_masks()
-        worked |= self.decode.clock.timed(self._decode_step)
+        worked |= self.steps.step_decode(self._between_layers) is not None
         self._announce_steps()
         self._report_prefixes()
         self._report_restart_needed()
@@ -117,7 +120,7 @@ class EngineLoop:
             self.decode.receiver.close()
 
     def _wait_s(self) -> float:
-        """Seconds that the loop may wait after a turn with nothing to do."""
+        """Seconds that the loop may wait after an iteration with nothing to do."""
         receiver, prompts = self.decode.receiver, self.prefill.steps
         if self.prefill.sender.busy_poll or (receiver is not None and receiver.busy_poll):
             return _BUSY_POLL_S
@@ -137,17 +140,6 @@ class EngineLoop:
             self._steps_announced = steps
             self.stepped.set()
 
-    def _prefill_step(self) -> bool:
-        self.decode.loop.steps.arriving = len(self.decode.reserved.arriving)
-        launched = self.steps.step_prompts()
-        if launched is not None and launched.plan.is_mixed:
-            self.decode.clock.enqueued()
-        return launched is not None
-
-    def _decode_step(self) -> bool:
-        self.decode.loop.steps.arriving = len(self.decode.reserved.arriving)
-        return self.steps.step_decode(self._between_layers) is not None
-
     def _between_layers(self) -> None:
         """Does what cannot wait for the end of a decode step that the host computes."""
         beat_step(self.heartbeat, self.decode.loop.expected_step_s)
@@ -155,7 +147,8 @@ class EngineLoop:
         self.commands.handle_urgent()
 
     def _check_device(self, steps: str, loop: DecodeLoop | PrefillSteps) -> None:
-        """Raises BatonError(UNAVAILABLE) where the device makes no progress. To be called once a turn."""
+        """Raises BatonError(UNAVAILABLE) where the device makes no progress. To be called once per
+        iteration."""
         if loop.device_hung():
             last = str(self.steps.last_plan)
             log.error("device_hung", steps=steps, expected_step_s=loop.expected_step_s, last_plan=last)

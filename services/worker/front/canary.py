@@ -1,6 +1,6 @@
 """Canary generations: short ones of the worker's own while no request finishes, as a readiness probe.
 
-The engine's heartbeat shows that its loop turns; a canary shows that prompts are computed and tokens come
+The engine's heartbeat shows that its loop runs; a canary shows that prompts are computed and tokens come
 out.
 """
 
@@ -30,33 +30,46 @@ class Canary:
     """Runs canary generations; `failure` is why the latest one failed, None where it or a request
     succeeded, and `failures` counts those that failed."""
 
-    def __init__(self, role: Role, engine: EngineClient, decode: DecodeServicer, interval_s: float) -> None:
+    def __init__(
+        self,
+        role: Role,
+        engine: EngineClient,
+        decode: DecodeServicer,
+        interval_s: float,
+        least_s: float = _LEAST_S,
+        multiple: float = _MULTIPLE,
+    ) -> None:
+        """`least_s`, `multiple`: how long a generation may take: at least so long, and so many times the
+        longest so far."""
         self.failure: str | None = "no canary generation has succeeded yet"
         self.failures = 0
         self._sides = _sides(role)
         self._engine = engine
         self._decode = decode
         self._interval_s = interval_s
+        self._least_s = least_s
+        self._multiple = multiple
         self._longest_s = 0.0
 
     async def run(self) -> None:
         """Runs until cancelled. At each interval, and at once: a generation, unless a request has finished
         since the one before."""
-        seen = self._finished()
+        seen = self.finished()
         while True:
-            if seen == self._finished():
+            if seen == self.finished():
                 await self._generate()
             else:
                 self._record(None)
-            seen = self._finished()
+            seen = self.finished()
             await asyncio.sleep(self._interval_s)
 
-    def _finished(self) -> int:
+    def finished(self) -> int:
+        """Returns how many requests this worker has finished."""
         return self._engine.prefills_finished + self._decode.sequences_finished
 
     async def _generate(self) -> None:
         began = asyncio.get_running_loop().time()
-        deadline_s = max(_LEAST_S, _MULTIPLE * self._longest_s) if self._longest_s else _FIRST_S
+        deadline_s = max(self._least_s, self._multiple * self._longest_s) if self._longest_s else _FIRST_S
         tokens = await self._tokens()
         for side in self._sides:
             try:
@@ -83,14 +96,16 @@ class Canary:
 
     async def _cancel(self, side: WorkerRole.ValueType) -> None:
         try:
-            await self._engine.call(EngineCommand(canary=CanaryCommand(side=side, cancel=True)), _LEAST_S)
+            await self._engine.call(
+                EngineCommand(canary=CanaryCommand(side=side, cancel=True)), self._least_s
+            )
         except BatonError as error:
             log.warning("canary_not_cancelled", reason=error.message)
 
     async def _tokens(self) -> int | None:
         """Tokens of requests that the engine has computed so far; None where it does not answer."""
         try:
-            audit = await audit_of(self._engine, _LEAST_S)
+            audit = await audit_of(self._engine, self._least_s)
         except BatonError:
             return None
         return audit.prompt_tokens_run + audit.tokens_decoded

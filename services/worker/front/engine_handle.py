@@ -71,11 +71,13 @@ async def start_engine(
     config: WorkerConfig, identity: WorkerIdentity, program: Sequence[str]
 ) -> EngineHandle:
     """Starts the engine process; it sends a ready or a failed event on the channel."""
-    memory = SharedMemory.create(f"baton-{config.name}", worker_rings(config.engine).size)
+    rings = worker_rings(config.engine)
+    memory = SharedMemory.create(f"baton-{config.name}", rings.size)
+    rings.check(memory)
     # It may download the configuration. The thread ends with it: the event loop's own threads are not to
     # start before the front asks for `batch_wakeups`, nor may the engine inherit that.
     with ThreadPoolExecutor(max_workers=1) as thread:
-        masks = await asyncio.get_running_loop().run_in_executor(thread, _mask_setup, config, memory)
+        masks = await asyncio.get_running_loop().run_in_executor(thread, mask_setup, config, memory)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     stepped = Wakeup()
     with theirs:
@@ -92,7 +94,7 @@ async def start_engine(
     return EngineHandle(process, await FrontEnd.open(ours), memory, masks, stepped)
 
 
-def _mask_setup(config: WorkerConfig, rings: SharedMemory) -> MaskSetup | None:
+def mask_setup(config: WorkerConfig, rings: SharedMemory) -> MaskSetup | None:
     """The mask board and all else that mask processes need; None where the model's folder cannot be read,
     which the engine reports."""
     try:

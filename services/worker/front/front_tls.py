@@ -27,8 +27,10 @@ _LOOK_EVERY_S = 5.0
 class FrontTls:
     """TLS of one worker's front."""
 
-    def __init__(self, config: WorkerConfig, tls: InternalTls) -> None:
-        """Raises BatonError(INVALID) where a file cannot be used."""
+    def __init__(self, config: WorkerConfig, tls: InternalTls, look_every_s: float = _LOOK_EVERY_S) -> None:
+        """`look_every_s`: how often a renewed certificate is looked for. Raises BatonError(INVALID) where a
+        file cannot be used."""
+        self._look_every_s = look_every_s
         mutual = mutual_tls(tls, config.role)
         self._proof = CertificateProof(config.cluster_secret)
         self._renewal = Renewal(mutual.files, confirmed=config.state is not None)
@@ -45,7 +47,7 @@ class FrontTls:
     async def register_renewals(self, lease: Lease) -> None:
         """Registers renewed certificates, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(self._look_every_s)
             newest = self._renewal.chains()[0]
             signed = self.signed(lease.member)
             if signed.certificates != lease.member.certificates:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric as PrometheusMetric
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.v1.worker_pb2 import Audit, LinkAudit, PrefixAudit
+from baton.v1.worker_pb2 import Audit, DraftAudit, LinkAudit, PrefixAudit
 from services.common.observability.metrics import (
     Metric,
     Samples,
@@ -51,6 +51,25 @@ def _cached_blocks(cache: PrefixAudit, unit: int = 1) -> Samples:
     return _by_tier(cache.device_blocks * unit, cache.host_blocks * unit, cache.disk_blocks * unit)
 
 
+def _drafts(read: Callable[[DraftAudit], Sequence[int]]) -> Callable[[Audit], Samples]:
+    """Reads counts of drafts by depth, of each source."""
+
+    def by_source_and_depth(audit: Audit) -> Samples:
+        return [
+            ((drafts.source, str(depth)), count)
+            for drafts in audit.drafts
+            for depth, count in enumerate(read(drafts), 1)
+        ]
+
+    return by_source_and_depth
+
+
+def _experts(audit: Audit) -> Samples:
+    if not audit.HasField("experts"):
+        return []
+    return [(("layer",), audit.experts.count), (("token",), audit.experts.taken)]
+
+
 def _usable_pieces(links: Sequence[LinkAudit]) -> float:
     return sum(link.free_pieces if link.sending else link.credited_pieces for link in links)
 
@@ -63,6 +82,8 @@ def _metric(
 
 # fmt: off
 AUDITED: tuple[Metric[Audit], ...] = (
+    _metric("devices", "Devices that divide the model among them (`engine.tensor_parallel`).",
+            lambda a: a.devices),
     _metric("slots", "Sequences that can be decoded at once.", lambda a: a.load.slots),
     _metric("free_slots", "Slots without a sequence or reservation.", lambda a: a.load.free_slots),
     _metric("blocks", "KV blocks.", lambda a: a.load.blocks),
@@ -80,6 +101,31 @@ AUDITED: tuple[Metric[Audit], ...] = (
     _metric("prompts_total", "Prompts that have been computed completely.", lambda a: a.prompts_run),
     _metric("prompt_tokens_total", "Prompt tokens that have been computed.", lambda a: a.prompt_tokens_run),
     _metric("decode_steps_total", "Decode steps that have run.", lambda a: a.decode_steps),
+    _metric("speculative_steps_total", "Decode steps that were launched with rows for drafts.",
+            lambda a: a.speculative_steps),
+    _metric("lookahead_cells",
+            "Cells of the lookahead table that are in use, each with the continuation of a few tokens; 0 "
+            "without a table.", lambda a: a.lookahead_cells),
+    _metric("lookahead_replaced_total",
+            "Cells of the lookahead table whose content was replaced: by that of other tokens, or by a "
+            "continuation that outputs agreed on more often.", lambda a: a.lookahead_replaced),
+    _metric("sequence_steps_total",
+            "Sequences that decode steps advanced, counted for each step: a sequence has 1 + accepted drafts "
+            "/ these tokens of a step.", lambda a: a.sequence_steps),
+    _metric("draft_rows_total",
+            "Draft tokens that decode steps verified, by where the drafts were found: text (the sequence's "
+            "own), prediction (the request's) or table (shared by a tenant's requests), and by depth: 1 for "
+            "a sequence's first draft of a step. The depth is approximate where several steps are seen to "
+            "end together.", _drafts(lambda drafts: drafts.rows), "source", "depth"),
+    _metric("accepted_drafts_total", "Draft tokens that were accepted, among baton_worker_draft_rows_total.",
+            _drafts(lambda drafts: drafts.accepted), "source", "depth"),
+    _metric("experts",
+            "Experts of a layer: all, and those that a token takes. Only where the model is a mixture of "
+            "experts.", _experts, "of"),
+    _metric("expert_imbalance",
+            "How many times as many tokens a layer's busiest expert had as its mean one over the last "
+            "minute, on average over the layers; 0: there were none. Only where the model is a mixture of "
+            "experts.", lambda a: a.experts.imbalance if a.HasField("experts") else None),
     _metric("decoded_tokens_total", "Tokens sampled by decode steps.", lambda a: a.tokens_decoded),
     _metric("decode_step_seconds_total", "Time spent in decode steps.", lambda a: a.decode_busy_ns / 1e9),
     _metric("prefill_step_seconds_total", "Time spent in prefill steps.", lambda a: a.prefill_busy_ns / 1e9),
@@ -87,8 +133,8 @@ AUDITED: tuple[Metric[Audit], ...] = (
             "Decode steps that advanced no sequence because the output ring was full.",
             lambda a: a.ring_full_steps),
     _metric("stalled_rows_total",
-            "Rows that a decode step did not advance: no KV block or grammar mask for their next token, or "
-            "no room in the attention kernel's list.", lambda a: a.stalled_rows),
+            "Paused rows, which a decode step did not advance: no KV block or grammar mask for their next "
+            "token, or no room in the attention kernel's list.", lambda a: a.stalled_rows),
     _metric("block_allocations_total", "Incremental allocations of KV blocks to running sequences.",
             lambda a: a.block_grants),
     _metric("swapped_out_sequences_total", "Sequences whose KV blocks were swapped out to host memory.",
@@ -98,7 +144,8 @@ AUDITED: tuple[Metric[Audit], ...] = (
             lambda a: a.sequences_preempted),
     _metric("prefix_hit_tokens_total", "Prompt tokens whose KV was found in the prefix cache.",
             lambda a: a.prefixes.hit_tokens),
-    _metric("prefix_missed_tokens_total", "Tokens of the same prompts whose KV had to be computed.",
+    _metric("prefix_missed_tokens_total",
+            "Prompt tokens whose KV was not in the prefix cache and had to be computed.",
             lambda a: a.prefixes.missed_tokens),
     _metric("prefix_evicted_blocks_total", "Cached KV blocks that were evicted from the device.",
             lambda a: a.prefixes.evicted_blocks),
@@ -118,7 +165,7 @@ AUDITED: tuple[Metric[Audit], ...] = (
     _metric("received_blocks_total", "KV blocks that were received completely.", lambda a: a.blocks_received),
     _metric("received_bytes_total", "Bytes of KV that were received and verified.",
             lambda a: a.bytes_received),
-    _metric("handoffs_total", "Handoffs whose sequence was admitted by this worker.",
+    _metric("handoffs_total", "Handoffs whose sequence was activated in a slot of this worker.",
             lambda a: a.handoffs_committed),
     _metric("local_handoffs_total",
             "Handoffs from this worker's own prefill, among baton_worker_handoffs_total.",

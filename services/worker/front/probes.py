@@ -1,4 +1,4 @@
-"""What a worker's probes answer: whether it should be ended, and whether it should get new work."""
+"""The answers of a worker's probes: whether it should be ended, and whether it should get new work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class WorkerProbes:
         return None if self.loaded else STARTING
 
     def unready(self) -> str | None:
-        """While Redis is away the lease counts as alive: routers keep the workers that they know."""
+        """Says why the worker should get no new work, or None. While Redis is away the lease counts as alive:
+        routers keep the workers that they know."""
         if self.drain.started:
             return "the worker is draining"
         if (reason := self.unhealthy()) is not None:

@@ -157,9 +157,11 @@ class _Front:
             identity.incarnation,
             self._engine,
             rings.reader(handle.memory),
+            rings.progress(handle.memory),
             handle.stepped,
             self._drain,
             reports_output,
+            speculates=rings.rows_per_slot > 1,
         )
         self._masks = None if handle.masks is None else MaskClient(handle.masks, self._decode.on_mask_failed)
         self._decode.masks = self._masks
@@ -341,7 +343,7 @@ class _Front:
             self._ready.set_result(event.ready)
         elif event.WhichOneof("event") == "restart_needed":
             if not self._restart.done():
-                log.error("engine_unfit", reason=event.restart_needed.reason)
+                log.error("engine_restart_needed", reason=event.restart_needed.reason)
                 self._restart.set_result(event.restart_needed.reason)
         elif event.WhichOneof("event") == "prefixes":
             if self._registration is not None:
@@ -356,7 +358,7 @@ class _Front:
         self._handle.abort()
 
     async def _reason(self, engine: asyncio.Task[BatonError], polling: asyncio.Task[None]) -> BatonError:
-        """Why a worker has to end without having been stopped."""
+        """Says why a worker has to end without having been stopped."""
         if polling.done() and not engine.done():
             await asyncio.wait({engine}, timeout=_LAST_EVENT_S)
         if self._probes.hung or engine.done():
@@ -365,7 +367,7 @@ class _Front:
         return BatonError(ErrorKind.INTERNAL, "the reader of the output ring failed")
 
     def _end_of(self, engine: asyncio.Task[BatonError]) -> BatonError:
-        """Why the engine ended or was killed."""
+        """Says why the engine ended or was killed."""
         return BatonError(ErrorKind.UNAVAILABLE, self._probes.hung) if self._probes.hung else engine.result()
 
 

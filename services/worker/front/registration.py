@@ -50,7 +50,7 @@ class Registration:
 
     @property
     def registered(self) -> bool:
-        """Whether the registry lists this worker, by the latest answer."""
+        """True if the registry lists this worker, by the latest answer."""
         return self._lease is not None and self._lease.registered.is_set()
 
     def register(self, model: str, servicer: WorkerServicer, addresses: Mapping[str, str]) -> None:

@@ -22,14 +22,10 @@ from services.common.processes.drain import Drain
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# How long Describe waits for the engine's load. An engine may be busy with a step for longer: the front
-# itself detects one that hangs, and to routers Describe is the front's heartbeat.
-_LOAD_S = 0.25
-
 
 @dataclass(eq=False)
 class WorkerServicer(WorkerServiceServicer):
-    """Answers with the engine's own counts."""
+    """Answers WorkerService's calls with the engine's own counts."""
 
     engine: EngineClient
     identity: WorkerIdentity
@@ -38,6 +34,9 @@ class WorkerServicer(WorkerServiceServicer):
     # Why the worker should get no new work; None where it may.
     unready: Callable[[], str | None]
     metrics_address: str = ""
+    # How long Describe waits for the engine's load. An engine may be busy with a step for longer: the front
+    # itself detects one that hangs, and to routers Describe is the front's heartbeat.
+    load_s: float = 0.25
     # The latest that the engine has reported.
     load: Load = field(default_factory=Load, init=False)
     # At most one request at a time is sent to the engine.
@@ -48,11 +47,11 @@ class WorkerServicer(WorkerServiceServicer):
         self.load = (await self.engine.call(EngineCommand(describe=DescribeRequest()))).load
 
     async def Describe(self, request: DescribeRequest, context: Context) -> DescribeResponse:  # noqa: N802
-        """The latest load; an earlier one where the engine takes longer than `_LOAD_S` to answer."""
+        """The latest load; an earlier one where the engine takes longer than `load_s` to answer."""
         if self._updating is None:
             self._updating = asyncio.create_task(self.update_load())
         updating = self._updating
-        await asyncio.wait((updating,), timeout=_LOAD_S)
+        await asyncio.wait((updating,), timeout=self.load_s)
         if updating.done():
             self._updating = None
             if isinstance(error := updating.exception(), BatonError):

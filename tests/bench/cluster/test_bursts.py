@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.cluster.bursts import Stream, Together
+from bench.cluster.clients import Stream, Together
 
 
 def streams(joins: list[float], step: float, tokens: int) -> list[Stream]:

@@ -1,4 +1,4 @@
-"""`bench.cluster.guided`: a vocabulary that masks can be made for, and a whole run on a CPU."""
+"""`bench.cluster guided`: a vocabulary that masks can be made for, and a whole run on a CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from baton.v1.types_pb2 import Grammar, Limits
-from bench.cluster.vocabulary import write_tokenizer
+from bench.model_folders import write_tokenizer
 from services.grammar.matcher import Matchers
 from tests.grammar.model import open_grammar
 
@@ -28,8 +28,8 @@ def test_the_vocabulary_has_every_id_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_reports_every_figure() -> None:
     command = [
-        sys.executable, "-m", "bench.cluster.guided", "--shape", "tiny", "--device", "cpu", "--dtype", "fp32",
-        "--streams", "4", "--output-len", "32", "--rounds", "1", "--json",
+        sys.executable, "-m", "bench.cluster", "guided", "--shape", "tiny", "--device", "cpu",
+        "--dtype", "fp32", "--streams", "4", "--output-len", "32", "--rounds", "1", "--json",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -11,17 +11,16 @@ from dataclasses import replace
 import pytest
 
 from baton.engine.gemm_dispatch.table import shipped_entries
-from bench.case_output import settings_of
+from bench.case import MOST_READ_BYTES_S, DecodeCase, EngineSize
 from bench.decode import __main__ as bench_decode
-from bench.decode import memory, tune_products
+from bench.decode import products
 from bench.decode.budget import budget
-from bench.decode.case import MOST_READ_BYTES_S, Case, EngineSize
-from bench.precision import Precision
-from bench.shapes import SHAPES
+from bench.options import settings_of
+from bench.shapes import SHAPES, Precision
 
 
-def llama(batch: int, context: int = 1024) -> Case:
-    return Case("llama-3.1-8b", Precision("bf16"), batch, context, "greedy", "fast")
+def llama(batch: int, context: int = 1024) -> DecodeCase:
+    return DecodeCase("llama-3.1-8b", Precision("bf16"), batch, context, "greedy", "fast")
 
 
 def test_floor_is_the_bytes_over_the_speed() -> None:
@@ -41,7 +40,7 @@ def test_floor_of_quantised_weights(quantization: str, bytes_of_layers: float) -
     """The head stays at full width unless it is to be quantised too; each of a layer's 43,008 rows and of the
     head's 128,256 has a scale, or its groups have."""
     layers = Precision("bf16", quantization)
-    case = Case("llama-3.1-8b", layers, 1, 1024, "greedy", "fast")
+    case = DecodeCase("llama-3.1-8b", layers, 1, 1024, "greedy", "fast")
     read = bytes_of_layers + 2 * 525_336_576 + 1120 * 131_072
     assert case.floor_ms(1120, 3.16e12) == pytest.approx(read / 3.16e9)
     head = {"fp8": 525_336_576 + 4 * 128_256, "int4": 525_336_576 * (0.5 + 4 / 128)}[quantization]
@@ -84,22 +83,6 @@ def test_a_budget_adds_up_to_the_step() -> None:
     assert budget(parts, 40.0, None)["rest"] == 7.0
 
 
-def test_memory_by_what_it_is() -> None:
-    shares = memory.shares(
-        used=60 * 10**9,
-        weights=16 * 10**9,
-        kv=40 * 10**9,
-        allocated=57 * 10**9,
-        reserved=58 * 10**9,
-    )
-    assert shares["other_gb"] == 4.0
-    assert (shares["other_torch_gb"], shares["other_reserved_gb"], shares["other_outside_torch_gb"]) == (
-        1,
-        1,
-        2,
-    )
-
-
 def test_help_needs_no_torch() -> None:
     no_torch = "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['--help']"
     code = f"{no_torch}\nfrom bench.decode.__main__ import main\nmain()"
@@ -108,8 +91,21 @@ def test_help_needs_no_torch() -> None:
     assert "--churn" in reported.stdout
 
 
+def test_cases_without_steps_of_so_many_rows_are_left_out() -> None:
+    case = DecodeCase("tiny", Precision("bf16"), 1, 1024, "greedy", "fast")
+    cases = [
+        replace(case, batch=batch, rows_per_slot=rows, accept=accept)
+        for batch in (1, 8, 64, 128)
+        for rows in (1, 2, 4, 8)
+        for accept in (0.0, 0.5)
+    ]
+    left = [(one.batch, one.rows_per_slot) for one in bench_decode.possible(cases)]
+    assert left[:4] == [(1, 1), (8, 1), (64, 1), (128, 1)]
+    assert left[4::2] == left[5::2] == [(1, 8), (8, 2), (8, 4), (8, 8), (64, 2), (64, 4), (128, 2)]
+
+
 def test_what_is_printed_names_each_choice_of_precision() -> None:
-    case = Case("tiny", Precision("bf16", "int8", quantize_head=True), 8, 1024, "greedy", "fast")
+    case = DecodeCase("tiny", Precision("bf16", "int8", quantize_head=True), 8, 1024, "greedy", "fast")
     assert settings_of(case) == {
         "shape": "tiny",
         "dtype": "bf16",
@@ -120,10 +116,15 @@ def test_what_is_printed_names_each_choice_of_precision() -> None:
         "context": 1024,
         "sampling": "greedy",
         "numerics": "fast",
+        "rows_per_slot": 1,
+        "accept": 0.0,
+        "text": "random",
+        "lookahead_mb": 0,
+        "ends": 0.0,
     }
 
 
-@pytest.mark.parametrize("program", [bench_decode.main, tune_products.main], ids=["decode", "tune_products"])
+@pytest.mark.parametrize("program", [bench_decode.main, products.main], ids=["decode", "products"])
 def test_a_quantised_head_needs_to_know_how(
     program: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,11 +137,11 @@ def test_each_product_is_measured_once_and_what_is_known_not_at_all() -> None:
     """Mistral 7B's layers have the shapes of Llama 3.1 8B's; its head does not."""
     arguments = argparse.Namespace(rows=64, only=(), buckets=("32", "64"))
     names = ["llama-3.1-8b", "mistral-7b"]
-    wanted = tune_products.wanted_of(names, Precision("bf16"), arguments, [])
+    wanted = products.wanted_of(names, Precision("bf16"), arguments, [])
     measured = {
         name: sorted((product.name, rows) for product, rows in pairs) for name, pairs in wanted.items()
     }
     of_layer = [(name, rows) for name in ("down", "gate_up", "head", "output", "qkv") for rows in (32, 64)]
     assert measured == {"llama-3.1-8b": of_layer, "mistral-7b": [("head", 32), ("head", 64)]}
     known = shipped_entries("NVIDIA H200")
-    assert tune_products.wanted_of(names[:1], Precision("bf16"), arguments, known) == {"llama-3.1-8b": []}
+    assert products.wanted_of(names[:1], Precision("bf16"), arguments, known) == {"llama-3.1-8b": []}

@@ -12,11 +12,9 @@ from baton.engine.gemm_dispatch.choice import Choice, ProductKey
 from baton.engine.gemm_dispatch.table import ProductTable, entry_of
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 from baton.engine.tuning import tuner
-from bench.decode.__main__ import tune_missing
-from bench.decode.case import Case
-from bench.decode.no_tables import no_tables
-from bench.decode.tune_products import products_of
-from bench.precision import Precision
+from bench.case import DecodeCase
+from bench.decode.products import no_tables, products_of, tune_missing
+from bench.shapes import Precision
 
 GPU = "NVIDIA H100 80GB HBM3"
 SHAPE = "llama-3.1-8b"
@@ -55,7 +53,7 @@ def test_what_is_tuned_within_the_limit_of_a_start_is_what_runs(monkeypatch: pyt
 
     monkeypatch.setattr(tuner, "tune", tune)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: GPU)
-    case = Case(SHAPE, Precision("bf16"), 64, 1024, "greedy", "fast")
+    case = DecodeCase(SHAPE, Precision("bf16"), 64, 1024, "greedy", "fast")
     with no_tables():
         tune_missing(case, 64, tuner.LIMIT_S)
         assert choices(GPU) == [best] * len(keys())

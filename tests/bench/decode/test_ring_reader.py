@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 
 from baton.engine.shared_memory.output_ring import Finish, Record
-from bench.decode.ring_reader import Outlet
-from bench.decode.token_consumer import consume
+from bench.decode.front import Outlet, consume
 
 
 def word(slot: int, token: int, finish: Finish = Finish.NONE) -> Record:

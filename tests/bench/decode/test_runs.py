@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from baton.engine.kernels.gpu.attention.items import AttentionTuning
+from bench.case import SAMPLINGS, DecodeCase, EngineSize
 from bench.decode import budget, churn, mixed, steady
-from bench.decode.attention import Bench
-from bench.decode.case import SAMPLINGS, Case, EngineSize
+from bench.decode.attention import PlainRun
 from bench.decode.churn_plan import Join, engine_size
 from bench.decode.engine import DecodeEngine
 from bench.decode.front import Front
-from bench.decode.scatter import StagedScatter
-from bench.precision import Precision
+from bench.shapes import Precision
 from tests.kvtransfer.support.fake_device import FakeDevice, Pump
 
 FRONT = partial(Front, streams=True, burners=1)
 
 
-def tiny(batch: int, sampling: str = "greedy", context: int = 100) -> Case:
-    return Case("tiny", Precision("fp32"), batch, context, sampling, "exact")
+def tiny(batch: int, sampling: str = "greedy", context: int = 100) -> DecodeCase:
+    return DecodeCase("tiny", Precision("fp32"), batch, context, sampling, "exact")
 
 
 def accounting_is_consistent(engine: DecodeEngine) -> None:
@@ -32,17 +32,12 @@ def accounting_is_consistent(engine: DecodeEngine) -> None:
     engine.model.pools.check_integrity([])
 
 
-@pytest.mark.parametrize(
-    "scatter", ["staged", *(pytest.param(one, marks=pytest.mark.slow) for one in ("pinned", "pieces"))]
-)
-def test_churn(scatter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = partial(StagedScatter, device=FakeDevice(Pump(None)))
-    monkeypatch.setitem(churn.SCATTERS, "staged", fake)
+def test_churn() -> None:
     case = tiny(4)
     engine = DecodeEngine(case, engine_size([case]), FRONT, device="cpu")
-    for _ in range(5):  # a busy machine may have too few steps in half a second for all that to happen
+    for doubled in range(7):  # a busy machine has too few steps in half a second for all that to happen
         begun = time.monotonic()
-        found = churn.run(engine, case, 0.5, scatter)
+        found = churn.run(engine, case, 0.5 * 2**doubled, FakeDevice(Pump(None)))
         if found["block_grants"] and found["joins"] > 2 and found["ended"]:
             break
     lasted_ms = (time.monotonic() - begun) * 1e3
@@ -62,7 +57,7 @@ def test_churn(scatter: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_churn_cancels_and_asks_for_all_a_sampler_can() -> None:
     case = tiny(2)
     engine = DecodeEngine(case, engine_size([case]), Front, device="cpu")
-    driver = churn.Churn(engine, tiny(2, "logprobs"), "pinned")
+    driver = churn.Churn(engine, tiny(2, "logprobs"), FakeDevice(Pump(None)))
     driver.fill([Join(1, 0.0, 200, 3), Join(2, 0.0, 5, None)])
     until = time.monotonic() + 30
     while driver.counts.ended < 2 and time.monotonic() < until:
@@ -78,7 +73,6 @@ def test_a_steady_window(sampling: str) -> None:
     case, called = tiny(2, sampling), []
     engine = DecodeEngine(case, EngineSize(2, 100 + 60), Front, device="cpu")
     engine.first_token(case)
-    assert engine.started.first_token_s > 0
     found = steady.run_seconds(engine, case, 0.01, at_end=lambda: called.append(len(engine.holds)))
     assert found == {}
     assert called == [2]
@@ -90,11 +84,56 @@ def test_a_front_that_loses_tokens_is_found_out() -> None:
     case = tiny(1)
     engine = DecodeEngine(case, EngineSize(1, 120), FRONT, device="cpu")
     engine.first_token(case)
-    follower = engine.front._follower
+    follower = engine.front.follower
     assert follower is not None
     follower.kill()
     with pytest.raises(RuntimeError, match="ended with"):
         engine.close()
+
+
+@pytest.mark.parametrize(
+    ("rows", "accept", "tokens"),
+    [
+        (2, 1.0, 2.0),
+        pytest.param(4, 1.0, 4.0, marks=pytest.mark.slow),
+        pytest.param(4, 0.0, 1.0, marks=pytest.mark.slow),
+    ],
+)
+def test_steps_with_drafts(rows: int, accept: float, tokens: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model counts up, so that drafts which count up are right."""
+    monkeypatch.setattr(steady, "FIRST", 1)
+    case = replace(tiny(2, context=20), rows_per_slot=rows, accept=accept, numerics="fast")
+    size = EngineSize(2, 60, rows_per_slot=rows, accepts=True)
+    engine = DecodeEngine(case, size, Front, device="cpu", interpreted=True)
+    found = steady.run_drafts(engine, case, 4)
+    accounting_is_consistent(engine)
+    engine.close()
+    assert found["rows"] == 2 * rows
+    assert found["steps"] > 1
+    # The first step behind an admission has no drafts.
+    assert tokens - 1 < found["tokens_a_step"] <= tokens
+    with pytest.raises(ValueError, match="not 6"):
+        steady.run_drafts(engine, replace(case, rows_per_slot=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "least", "most"), [(1, 1, 1), (4, 1.3, 4)])
+@pytest.mark.parametrize("table_mb", [0, 1])
+def test_text_that_repeats_itself(
+    rows: int, least: float, most: float, table_mb: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with a lookahead table, and one that learns meanwhile."""
+    monkeypatch.setattr(steady, "FIRST", 1)
+    ends = 10.0 if table_mb and rows > 1 else 0.0
+    case = replace(tiny(2, context=100), rows_per_slot=rows, text="markov:0.95", ends=ends)
+    size = EngineSize(2, 200, rows_per_slot=rows, chance=case.chance, lookahead_mb=table_mb)
+    engine = DecodeEngine(case, size, Front, device="cpu", interpreted=True)
+    found = steady.run_text(engine, case, 8)
+    accounting_is_consistent(engine)
+    assert engine.learner is None or engine.learner.learned > 1
+    engine.close()
+    assert least <= found["tokens_a_step"] <= most
+    assert found["drafts_a_step"] <= rows - 1
 
 
 @pytest.mark.slow
@@ -128,24 +167,23 @@ def test_by_graphs_in_the_interpreter() -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["auto", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_attention_alone(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.decode.attention.tunings", lambda: [AttentionTuning(4, 2)])
-    monkeypatch.setattr("bench.decode.attention._LAYERS", 1)
-    chosen, tuned = Bench("tiny", Precision("fp32", kv_dtype=kv_dtype), 2, 130, "cpu", programs=3).measure()
+    chosen, tuned = PlainRun(
+        "tiny", Precision("fp32", kv_dtype=kv_dtype), 2, 130, "cpu", programs=3, layers=1
+    ).measure()
     assert (chosen["chosen"], chosen["rows"], chosen["context"], chosen["programs"]) == (True, 2, 130, 3)
     assert (tuned["warps"], tuned["stages"]) == (4, 2)
     assert tuned["us"] > 0
 
 
 @pytest.mark.slow
-def test_mixed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixed, "_WARM", 0)
-    monkeypatch.setattr(mixed, "_COUNT", 1)
+def test_mixed_steps() -> None:
     case, rows = tiny(2, context=8), [16]
     size = mixed.engine_size([case], rows)
     engine = DecodeEngine(case, size, Front, device="cpu", interpreted=True, mixes=True)
-    (found,) = mixed.run(engine, [case], rows)
+    (found,) = mixed.run(engine, [case], rows, warm=0, count=1)
     accounting_is_consistent(engine)
     engine.close()
     assert found["uncaptured"] == ""

@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 
 from baton.base.process_stat import is_running
-from bench.cluster.baton_up import write_model
-from bench.goodput.arms import Arm, parse_arm
-from bench.goodput.gpus import GpuPool, visible_gpus
+from bench.goodput.arms import WORKLOADS, Arm, parse_arm
 from bench.goodput.runs import Limits, Load
-from bench.goodput.servers import NotServedError, Setup, Target, serve
-from bench.goodput.word_tokenizer import write_word_tokenizer
-from bench.goodput.workloads import WORKLOADS
+from bench.goodput.servers import GpuPool, NotServedError, Setup, Target, serve, visible_gpus
+from bench.model_folders import write_random_model, write_word_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -125,7 +122,7 @@ def test_a_comparison_that_is_terminated_leaves_no_server(tmp_path: Path) -> Non
 def test_token_i_is_word_i_for_every_server(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
-    model = write_model(tmp_path, "tiny", 64)
+    model = write_random_model(tmp_path, "tiny", 64)
     write_word_tokenizer(model)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     assert tokenizer.decode([5, 0, 90]) == "w5 w0 w90"

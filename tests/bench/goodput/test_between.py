@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.goodput.between import Between, cross
+from bench.goodput.report import Between, cross
 from loadgen.analysis.steady import Steadiness
 from loadgen.goodput.probe import Probe, Verdict
 

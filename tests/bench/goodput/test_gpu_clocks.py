@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.goodput.gpu_clocks import clocks_between, gpu_samples
-from tests.state.waiting import until
+from bench.goodput.servers import clocks_between, gpu_samples
+from tests.support.waiting import until
 
 SAMPLES = """\
 2026/11/26 21:00:00.100, 0, 1980, 100.5, 40

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from baton.perf_model.profile import Profile, read_profile
-from bench.goodput.ideal_cluster import Arrival, Ideal, Workers, simulate
+from bench.goodput.ideal import Arrival, Ideal, Workers, simulate
 
 COSTS = Profile(
     model="m",

@@ -16,12 +16,10 @@ import pytest
 from baton.perf_model.profile import read_profile
 from bench.goodput import __main__ as program
 from bench.goodput.__main__ import Plan, compare
-from bench.goodput.arms import Arm, parse_arm
-from bench.goodput.from_runs import compared, write_arms
-from bench.goodput.report import Comparison, Curve
+from bench.goodput.arms import WORKLOADS, Arm, parse_arm
+from bench.goodput.report import Comparison, Curve, compared, write_arms
 from bench.goodput.runs import Limits, Load, judged
 from bench.goodput.servers import NotServedError, Setup, Target
-from bench.goodput.workloads import WORKLOADS
 from loadgen.analysis import run_folder
 from loadgen.analysis.run_folder import Run
 from loadgen.common.record import Measured, Record

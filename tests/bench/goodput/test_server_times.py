@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.goodput.server_times import server_times
+from bench.goodput.observed import server_times
 from loadgen.common.server_samples import Sample
 from loadgen.generator.scrape import read_metrics
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.goodput.overload import judge_overload
-from bench.goodput.runs import Limits
-from bench.goodput.streams import stream_figures
+from bench.goodput.observed import stream_figures
+from bench.goodput.runs import Limits, judge_overload
 from loadgen.common.record import Record
 
 

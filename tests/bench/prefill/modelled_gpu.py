@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.device.stream import TimedEvent
-from baton.engine.forward.layer_program import JoinedRows
+from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.plan.prefill_step import PrefillStep
 from baton.perf_model.prefill_fit import TimedPass
 from baton.perf_model.row_times import RowTimes

@@ -16,9 +16,17 @@ from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 from baton.perf_model.prefill_fit import LEAST_ROWS_GPU, PrefillFit
 from bench.engine_driver import prompt_executor
-from bench.prefill.__main__ import _parser
-from bench.prefill.alone import one_at_a_time, run_alone
-from bench.prefill.fairness import Fairness, WatchedCost, WatchedPass, by_depth, errors, run_fairness
+from bench.prefill.__main__ import command_parser
+from bench.prefill.fairness import (
+    Fairness,
+    WatchedCost,
+    WatchedPass,
+    by_depth,
+    errors,
+    one_at_a_time,
+    run_alone,
+    run_fairness,
+)
 from bench.prefill.traffic import Load, Step, StepLog, Traffic
 from services.common.config.worker import EngineConfig
 from tests.bench.prefill.modelled_gpu import HALF_CONTEXT, Gpu, ModelledPass, ModelledStream, VirtualTime
@@ -27,7 +35,7 @@ TINY = ("--shape", "tiny", "--dtype", "fp32", "--device", "cpu", "--json", "--fa
 
 
 def test_the_command_reports_every_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reported = _parser().parse_args(
+    reported = command_parser().parse_args(
         [
             *TINY,
             "--short",
@@ -57,7 +65,7 @@ def test_the_command_reports_every_budget(tmp_path: Path, capsys: pytest.Capture
 def test_prompts_alone_for_every_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = ("--shape", "tiny", "--dtype", "fp32", "--device", "cpu", "--json", "--alone")
     more = ("--prompts", "1x200,1x90", "--chunk-tokens", "64", "--step-ms", "500,1000", "--repeats", "1")
-    run_alone(_parser().parse_args([*alone, *more]), tmp_path)
+    run_alone(command_parser().parse_args([*alone, *more]), tmp_path)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["alone_step_ms"], line["tokens"]) for line in lines] == [
         (500.0, 90), (500.0, 200), (1000.0, 90), (1000.0, 200)

@@ -9,11 +9,8 @@ from typing import cast
 from baton.v1.decode_pb2 import SubscribeResponse
 from baton.v1.router_pb2 import GenerateResponse
 from baton.v1.types_pb2 import Attempt
-from bench.router.closed_loop import Load
-from bench.router.counts import Counts
+from bench.router.clients import Counts, GrpcConnection, Load, SseStream
 from bench.router.fake_workers import Sequence, encode_output
-from bench.router.grpc_stream import GrpcConnection
-from bench.router.sse_stream import SseStream
 
 _DATA, _HEADERS, _END_STREAM = 0, 1, 1
 

@@ -22,8 +22,7 @@ import torch
 import bench.transfer.devices
 from baton.base.errors import BatonError
 from bench.decode.clocks import ClockReader
-from bench.decode.engine import DecodeEngine
-from bench.decode.step_lines import StepLines
+from bench.decode.engine import DecodeEngine, StepLines
 from bench.transfer.decode_end import EXPECTED, DecodingEnd, Setting, engine_of
 from bench.transfer.decode_windows import ALONE, KINDS, PACED, SATURATING, Sending, Window, due, summary_of
 from bench.transfer.sending import SendingEnd
@@ -137,8 +136,8 @@ class Between:
         self.end = DecodingEnd(self.setting, self.engine, rig.receiver, lambda s: waits(min(s, 0.001)))
         self.end.expect(True)
 
-    def drive(self, work: Callable[[Sending, SendingEnd], None]) -> None:
-        """Raises what `work` raises."""
+    def drive(self, work: Callable[[Sending, SendingEnd], None], first: int = 1) -> None:
+        """Raises what `work` raises. `first`: the number of the first transfer."""
         failed: list[BaseException] = []
         asked = Asked(self.end)
 
@@ -148,7 +147,7 @@ class Between:
                 setting.blocks, device="cuda:0", transport="ipc", block_bytes=setting.block_bytes
             )
             try:
-                work(Sending(setting, asked, sender), sender)  # type: ignore[arg-type]
+                work(Sending(setting, asked, sender, first), sender)  # type: ignore[arg-type]
             except Exception as error:
                 failed.append(error)
             finally:
@@ -181,10 +180,9 @@ def test_between_devices(between: Between) -> None:
             if windows[-1].receiver["transfers"] and kind == SATURATING:
                 break  # a busy machine may have too few steps in a window for a transfer to end
         assert sender.transport == "ipc"
-        (place, *_) = end._spare._last
-        engine.model.cache.block_bytes_view(0, place)[7] ^= 1
+        engine.model.cache.ranks[0].storage[0][:, 7] ^= 1
         with pytest.raises(RuntimeError, match="is not what was sent"):
-            sending._compare()
+            sending.compare()
 
     between.drive(work)
     busy = [window for window in windows if window.kind == SATURATING]
@@ -204,11 +202,10 @@ def test_between_devices(between: Between) -> None:
 
 def test_a_transfer_that_fails_ends_the_measurement(between: Between) -> None:
     def work(sending: Sending, sender: SendingEnd) -> None:
-        sending._next = 99
         sending.window(SATURATING, STEPS)
 
     with pytest.raises(BatonError, match="expect"):
-        between.drive(work)
+        between.drive(work, first=99)
     assert between.end.receiver.counters.transfers_committed == 0
 
 

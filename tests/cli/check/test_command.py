@@ -23,7 +23,7 @@ KEY = "sk-of-the-check"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries again soon."""
-    monkeypatch.setattr("services.cli.check.command._RETRY_S", 0.05)
+    monkeypatch.setattr("services.cli.check.command.RETRY_S", 0.05)
 
 
 def flags(**settings: Any) -> list[str]:
@@ -149,4 +149,4 @@ def test_an_attempt_that_is_cut_off_does_not_hide_why_those_before_it_failed(
 
     expected = f"a step: {failures[0] if failures else 'no answer in time'}"
     with pytest.raises(BatonError, match=expected):
-        command._until("a step", step, time.monotonic() + 0.3)
+        command.until_done("a step", step, time.monotonic() + 0.3)

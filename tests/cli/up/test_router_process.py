@@ -6,11 +6,13 @@ import asyncio
 import os
 import signal
 import sys
+from typing import Any
 
 import pytest
 
 from services.cli.up.router_process import RouterProcess
 from services.common.config.router import RouterConfig
+from services.common.processes.child_process import Child
 
 ROUTER = """
 import asyncio, sys
@@ -26,14 +28,29 @@ asyncio.run(main())
 """
 
 
-async def test_a_router_that_hangs_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
+    """The processes that were started."""
+    children: list[Child] = []
+    start = Child.start
+
+    async def noted(*arguments: Any, **settings: Any) -> Child:
+        children.append(await start(*arguments, **settings))
+        return children[-1]
+
+    monkeypatch.setattr(Child, "start", noted)
+    return children
+
+
+async def test_a_router_that_hangs_is_replaced(
+    capsys: pytest.CaptureFixture[str], started: list[Child]
+) -> None:
     config = RouterConfig(model="m", served_model_name="m", http_port=0, grpc_port=0)
     router = RouterProcess([sys.executable, "-c", ROUTER], config, restarts=3)
     await router.spawn()
     try:
         await router.ready(20)
-        assert router._child is not None
-        first = router._child
+        (first,) = started
         while not first.answers:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         os.kill(first.pid, signal.SIGSTOP)
@@ -44,6 +61,6 @@ async def test_a_router_that_hangs_is_replaced(capsys: pytest.CaptureFixture[str
                 said += "".join(capsys.readouterr())
         assert "the router does not answer for 5" in said
         assert "was killed by SIGKILL; restarting the router" in said
-        assert router._child is not first
+        assert len(started) == 2
     finally:
         await router.stop(asyncio.get_running_loop().time())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 
 from baton.base.errors import BatonError
 from services.cli import worker as worker_command
+from services.cli.common import extras
 from services.cli.main import main
 from services.cli.up import settings
 from services.cli.up.embedded_redis import EmbeddedRedis
@@ -175,6 +177,23 @@ def test_gpu_links_are_reserved_for_each_peer(tmp_path: Path) -> None:
     assert set(links("-c", str(file)).values()) == {7}
 
 
+def test_roles_have_devices_of_their_own(tmp_path: Path) -> None:
+    def devices(*flags: str) -> dict[str, int]:
+        workers = worker_configs(load("--prefill", "1", "--decode", "1", "--both", "1", *flags), tmp_path)
+        return {worker.role: worker.engine.tensor_parallel for worker in workers}
+
+    assert devices() == {"prefill": 1, "decode": 1, "both": 1}
+    assert devices("--tensor-parallel", "2") == {"prefill": 2, "decode": 2, "both": 2}
+    roles = ("--prefill-tensor-parallel", "4", "--tensor-parallel", "2")
+    assert devices(*roles) == {"prefill": 4, "decode": 2, "both": 2}
+    file = tmp_path / "baton.yaml"
+    file.write_text("engine_of_role: {decode: {tensor_parallel: 8, slots: 3}}\n")
+    assert devices("-c", str(file), *roles) == {"prefill": 4, "decode": 8, "both": 2}
+    assert devices("-c", str(file), "--decode-tensor-parallel", "1")["decode"] == 1
+    with pytest.raises(BatonError, match="tensor_parallel 4 needs speculation off so far"):
+        devices(*roles[:2], "--speculation", "lookup")
+
+
 def test_baton_worker_has_transfer_flags() -> None:
     assert worker().transfer.transport == "auto"
     reported = worker("--transport", "nccl", "--role", "decode")
@@ -186,7 +205,16 @@ def test_who_supervises(tmp_path: Path) -> None:
     there = load("--ray-address", "10.0.0.1:6379", BATON_CLUSTER_SECRET=SECRET)
     ours = cluster_config(there, tmp_path, "abc")
     assert (ours.ray_address, ours.cluster_id) == ("10.0.0.1:6379", "abc")
-    assert cluster_config(load(), tmp_path, "abc").ray_address == "local"
+    for named in ("local", "none"):
+        assert cluster_config(load("--ray-address", named), tmp_path, "abc").ray_address == named
+
+
+@pytest.mark.parametrize(("installed", "address"), [(True, "local"), (False, "none")])
+def test_a_local_ray_is_started_where_ray_is_installed_and_none_is_named(
+    installed: bool, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "installed", lambda name: installed or name != "ray")
+    assert cluster_config(load(), tmp_path, "abc").ray_address == address
 
 
 SECRET = "a-secret-of-the-tests"
@@ -239,7 +267,7 @@ def test_workers_on_other_machines_are_not_sent_to_our_loopback(tmp_path: Path) 
         config = load("--ray-address", address, BATON_CLUSTER_SECRET=SECRET)
         own = EmbeddedRedis()
         state = state_config(config, "abc", own)
-        own._reserved.close()
+        asyncio.run(own.stop())
         assert all((worker.state is not None) == named for worker in worker_configs(config, tmp_path, state))
 
 

@@ -18,6 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.router.observability.metrics import FAMILIES as ROUTER_METRICS
+from services.worker.front.metrics import FAMILIES as WORKER_METRICS
 from tests.e2e.support.cluster import BATON, Answer, Cluster
 from tests.e2e.support.prometheus_names import (
     exported,
@@ -139,7 +140,7 @@ def test_one_log_line_a_request(cluster: Cluster, answers: list[Answer], before:
             assert answer.text not in log
 
 
-def test_status_and_top(cluster: Cluster, answers: list[Answer]) -> None:
+def test_status_once_and_watched(cluster: Cluster, answers: list[Answer]) -> None:
     def baton(*arguments: str, width: int = 80) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "COLUMNS": str(width)}
         return subprocess.run(
@@ -152,7 +153,7 @@ def test_status_and_top(cluster: Cluster, answers: list[Answer]) -> None:
     assert status["router"]["serving"] is True
     assert {worker["state"] for worker in status["workers"]} == {"WORKER_STATE_READY"}
     assert status["workers"][1]["worker"]["audit"]["slotStates"] == ["SLOT_STATE_FREE"] * 4
-    for command in (["status"], ["top", "--once"]):
+    for command in (["status"], ["status", "--watch", "--once"]):
         for address in ([cluster.grpc_address], ["--admin", cluster.admin_address]):
             shown = baton(*command, *address)
             assert shown.returncode == 0, shown.stderr
@@ -166,9 +167,9 @@ def test_status_and_top(cluster: Cluster, answers: list[Answer]) -> None:
         assert unreachable.stderr.count("\n") == 1
 
 
-def test_top_on_a_terminal_ends_at_q(cluster: Cluster) -> None:
+def test_a_watch_on_a_terminal_ends_at_q(cluster: Cluster) -> None:
     ours, theirs = pty.openpty()
-    command = [*BATON, "top", "--admin", cluster.admin_address, "--interval", "0.1"]
+    command = [*BATON, "status", "--watch", "--admin", cluster.admin_address, "--interval", "0.1"]
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
     top = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
@@ -231,8 +232,12 @@ async def test_alerts_and_dashboards_name_what_is_exported(cluster: Cluster, ans
     absent.remove('baton_router_workers{role="both"}')  # this cluster has no combined workers
     assert not absent
     unseen = {name for name in named if not live[name]}
-    assert unseen == {"baton_router_failed_attempts_total", "baton_router_refused_http_connections_total"}, (
-        "metrics whose series begin with the first such event"
-    )
+    assert unseen == {
+        "baton_router_failed_attempts_total",
+        "baton_router_refused_http_connections_total",
+        "baton_worker_accepted_drafts_total",
+        "baton_worker_draft_rows_total",
+    }, "metrics whose series begin with the first such event"
     declared = {metric.name: {"model", *metric.labels} for metric in ROUTER_METRICS}
+    declared |= {metric.name: {"model", "worker", "role", *metric.labels} for metric in WORKER_METRICS}
     assert all(named[name].labels <= declared[name] for name in unseen)

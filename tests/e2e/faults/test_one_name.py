@@ -127,7 +127,7 @@ def test_a_groups_worker_whose_name_another_one_has_waits(redis_url: str, tmp_pa
     (tmp_path / "secret").write_text(CLUSTER_SECRET)
     file = {"model": "demo", "cluster_secret_file": str(tmp_path / "secret"), "engine": {"device": "cpu"}}
     config.write_text(json.dumps({**file, "state": {"redis_url": redis_url, "namespace": "one-name"}}))
-    group = ("worker-group", "--prefill", "0", "--decode", "1", "--name", "d2", "--config", str(config))
+    group = ("worker", "group", "--prefill", "0", "--decode", "1", "--name", "d2", "--config", str(config))
     with service(tmp_path / "old", redis_url, *group, "--host", "127.0.0.1") as old:
         until(old, "serving", 1)
         with service(tmp_path / "new", redis_url, *_WORKER) as new:

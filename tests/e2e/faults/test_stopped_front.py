@@ -37,6 +37,7 @@ from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from tests.e2e.support.cluster import worker_channel
 from tests.e2e.support.workers import Worker, lone_worker
 from tests.engine.local_engine import CONFIG, WEIGHTS_SEED, LocalEngine
+from tests.support.waiting import until
 
 ROUTER = b"r" * 16
 WITHIN_S = 120.0
@@ -153,13 +154,6 @@ def ring_of(worker: Worker, slots: int) -> RingReader:
     raise AssertionError("the front has no ring")
 
 
-async def until(what: Any, within_s: float = WITHIN_S) -> None:
-    deadline = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
-
-
 def is_stopped(pid: int) -> bool:
     stat = process_stat(pid)
     return stat is not None and stat.state == "T"
@@ -171,8 +165,8 @@ async def stop_and_let_go(worker: Worker, ring: RingReader, seconds: float) -> t
     os.kill(worker.front.pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
-        await until(lambda: is_stopped(worker.front.pid))
-        await until(lambda: ring.full_steps > full)
+        await until(lambda: is_stopped(worker.front.pid), WITHIN_S)
+        await until(lambda: ring.full_steps > full, WITHIN_S)
         await asyncio.sleep(0.2)
         steps, tail = ring.steps, ring.tail
         await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
@@ -211,7 +205,8 @@ async def prove(folder: Path, size: Size) -> str:
             following = asyncio.create_task(client.follow())
             work = asyncio.gather(*(one(number, ask) for number, ask in enumerate(asks)))
             await until(
-                lambda: sum(len(received.tokens) for received in client.received.values()) > 100 * size.slots
+                lambda: sum(len(received.tokens) for received in client.received.values()) > 100 * size.slots,
+                WITHIN_S,
             )
             standing, full = await stop_and_let_go(worker, ring, size.stopped_s)
             outputs = await _unless(following, work)

@@ -1,4 +1,4 @@
-"""`baton supervise` on a real local Ray: start, lost workers, a lost supervisor, a lost head, drain."""
+"""`baton ray supervise` on a real local Ray: start, lost workers, a lost supervisor, a lost head, drain."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.cluster.local_ray import free_ports
+from services.cluster.ray_node import free_ports
 from services.common.processes.run_folder import RunFolder
-from tests.cluster.detached.ray_nodes import HEAD_HOST, RayNodes, ray_nodes
+from tests.cluster.ray_nodes import HEAD_HOST, RayNodes, ray_nodes
 from tests.e2e.support.prometheus_names import group_page, series_of
 from tests.e2e.support.redis_server import RedisServer
 from tests.support.checkpoints import FAMILIES
@@ -27,8 +27,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SECRET = "secret-of-a-cluster-on-ray"
 WITHIN_S = 150.0
+# From the notice of a lost node until its workers serve elsewhere: 15 s where the cores are free.
+AGAIN_S = 15.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 BATON = (sys.executable, "-m", "services.cli.main")
 HOST = "127.0.0.9"
+ROOM = {"baton-prefill": 1, "baton-decode": 1}
 
 
 @dataclass
@@ -96,7 +99,7 @@ def supervising(nodes: RayNodes, config: Path, log: Path) -> Iterator[Supervisor
     port = json.loads(config.read_text())["worker"]["admin_http_port"]
     with log.open("a") as output:
         process = subprocess.Popen(
-            (*BATON, "supervise", "--config", str(config)),
+            (*BATON, "ray", "supervise", "--config", str(config)),
             env=nodes.environment | {"BATON_HOST": HOST, "BATON_NAME": "pod-supervisor"},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -184,7 +187,7 @@ def test_no_secret_reaches_ray(nodes: RayNodes, config: Path, supervisor: Superv
 def test_a_node_that_stops_gives_its_workers_to_another(nodes: RayNodes, supervisor: Supervisor) -> None:
     before = workers(nodes, "pod-a")
     stop = subprocess.run(
-        (*BATON, "stop-workers", "--within", "30"),
+        (*BATON, "ray", "stop-workers", "--within", "30"),
         env=os.environ | {"BATON_RUN_DIR": str(nodes.run_folder("pod-a"))},
         timeout=WITHIN_S,
         check=False,
@@ -199,7 +202,31 @@ def test_a_node_that_stops_gives_its_workers_to_another(nodes: RayNodes, supervi
     assert set(workers(nodes, "pod-b")) == {"pod-b-prefill-0", "pod-b-decode-0"}
 
 
-ROOM = {"baton-prefill": 1, "baton-decode": 1}
+def test_the_workers_of_a_lost_node_serve_again_elsewhere(tmp_path: Path, redis: RedisServer) -> None:
+    """Ray counts the node as alive for longer than that takes."""
+    with ray_nodes() as own:
+        own.start_head("pod-head", {"baton-none": 1})
+        own.start("127.0.0.4", "pod-a", ROOM)
+        config = written(tmp_path, own, redis)
+        with supervising(own, config, tmp_path / "log") as supervisor:
+            until(lambda: supervisor.answers("/ready"), supervisor)
+            assert set(workers(own, "pod-a")) == {"pod-a-prefill-0", "pod-a-decode-0"}
+            assert workers(own, "pod-head") == {}
+            own.start("127.0.0.5", "pod-b", ROOM)
+            own.freeze("127.0.0.4")
+            until(lambda: "worker_hung" in supervisor.log.read_text(), supervisor)
+            noticed = time.monotonic()
+            until(lambda: supervisor.answers("/ready"), supervisor)
+            assert time.monotonic() - noticed < AGAIN_S
+            assert set(workers(own, "pod-b")) == {"pod-b-prefill-0", "pod-b-decode-0"}
+            log = supervisor.log.read_text()
+            assert [log.count(event) for event in ("worker_hung", "node_silent", "worker_exited")] == [
+                2,
+                1,
+                2,
+            ]
+            assert "Traceback" not in log
+            assert "action_failed" not in log
 
 
 def test_workers_and_their_supervisor_outlive_a_head_that_others_wait_for(

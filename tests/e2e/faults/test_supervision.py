@@ -1,9 +1,9 @@
-"""Ray's supervisor at work: whatever is killed or frozen, the cluster serves again, and nothing is left."""
+"""Workers on a Ray of the cluster's own, and of others: whatever is killed or frozen, the cluster serves
+again, and nothing is left."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ import pytest
 
 from baton.base.process_stat import is_running, process_stat
 from baton.v1.worker_pb2 import Audit
-from services.cluster.local_ray import LocalRay
+from services.cluster.ray_node import RayNode
 from tests.e2e.support.cluster import (
     CLUSTER_SECRET,
     Cluster,
@@ -25,14 +25,18 @@ from tests.e2e.support.cluster import (
     eventually,
     serves_again,
     starting_up,
+    whole_again,
 )
 from tests.e2e.support.proc import occurrences
 from tests.e2e.support.redis_server import RedisServer, redis_server
 from tests.support.checkpoints import make_checkpoint
+from tests.support.command_lines import command_line, command_lines
 from tests.support.reference import greedy_matches, load_reference
 
 if TYPE_CHECKING:
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
+
+pytestmark = pytest.mark.slow
 
 PROMPT = list(range(3, 60))
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
@@ -68,11 +72,7 @@ def again_s() -> float:
 
 def processes(cluster: Cluster) -> dict[int, str]:
     """Every process of the cluster, with its command line."""
-    found = {}
-    for pid in descendants(cluster.process.pid):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    return found
+    return command_lines(descendants(cluster.process.pid))
 
 
 def parent(pid: int) -> int:
@@ -84,23 +84,6 @@ def parent(pid: int) -> int:
 def halves(audit: Audit) -> tuple[int, int]:
     """The processes of a worker: its front and its engine."""
     return audit.front_pid, audit.engine_pid
-
-
-def actor(cluster: Cluster, name: str) -> int:
-    """The process of the one actor whose class has this name."""
-    (pid,) = [pid for pid, command in processes(cluster).items() if command.startswith(f"ray::{name}")]
-    return pid
-
-
-async def whole_again(cluster: Cluster, within_s: float) -> dict[str, Audit]:
-    """Waits until both workers answer; their audits."""
-    async with asyncio.timeout(within_s):
-        while True:
-            with contextlib.suppress(AssertionError, grpc.aio.AioRpcError):
-                audits = await cluster.audits()
-                if sorted(audits) == sorted(WORKERS):
-                    return audits
-            await asyncio.sleep(0.05)
 
 
 async def ends_well_or_typed(cluster: Cluster, stub: RouterServiceAsyncStub, model: Path) -> bool:
@@ -119,17 +102,17 @@ async def ends_well_or_typed(cluster: Cluster, stub: RouterServiceAsyncStub, mod
 @pytest.mark.parametrize(
     ("victims", "number"),
     [
-        pytest.param(("prefill-0 engine",), signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param(("decode-0 front",), signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param(("decode-0 actor",), signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param(("decode-0 engine", "prefill-0 front"), signal.SIGSTOP, marks=pytest.mark.slow),
+        (("prefill-0 engine",), signal.SIGKILL),
+        (("decode-0 front",), signal.SIGKILL),
+        (("decode-0 actor",), signal.SIGKILL),
+        (("decode-0 engine", "prefill-0 front"), signal.SIGSTOP),
     ],
 )
 async def test_serves_again(
     cluster: Cluster, model: Path, victims: tuple[str, ...], number: signal.Signals
 ) -> None:
     async with cluster.stub() as stub:
-        before = await whole_again(cluster, again_s())
+        before = await whole_again(cluster, WORKERS, again_s())
         hit = dict(victim.split() for victim in victims)
         running = [asyncio.create_task(ends_well_or_typed(cluster, stub, model)) for _ in range(3)]
         await asyncio.sleep(0.2)
@@ -140,7 +123,7 @@ async def test_serves_again(
         hang_s = 8.0 if number is signal.SIGSTOP else 0.0
         dead = [pid for name in hit for pid in halves(before[name])]
         await eventually(lambda: not any(map(is_running, dead)), 3 + hang_s)
-        after = await whole_again(cluster, again_s())
+        after = await whole_again(cluster, WORKERS, again_s())
         await serves_again(cluster, stub, PROMPT, again_s())
         await asyncio.gather(*running)
         for name in WORKERS:
@@ -151,32 +134,9 @@ async def test_serves_again(
         assert await ends_well_or_typed(cluster, stub, model)
 
 
-@pytest.mark.slow
-async def test_workers_go_on_without_the_supervisor_which_adopts_them(cluster: Cluster, model: Path) -> None:
-    async with cluster.stub() as stub:
-        before = await whole_again(cluster, again_s())
-        first = actor(cluster, "SupervisorActor")
-        running = asyncio.create_task(ends_well_or_typed(cluster, stub, model))
-        os.kill(first, signal.SIGKILL)
-        assert await running, "a request was lost with the supervisor"
-        assert await ends_well_or_typed(cluster, stub, model)
-        log = cluster.log
-        await eventually(lambda: log.read_text().count("event='worker_adopted'") >= 2, 15)
-        assert actor(cluster, "SupervisorActor") != first
-        after = await whole_again(cluster, again_s())
-        assert {name: halves(audit) for name, audit in after.items()} == {
-            name: halves(audit) for name, audit in before.items()
-        }
-        # And it does its work: a worker that dies now is started again.
-        os.kill(after["prefill-0"].front_pid, signal.SIGKILL)
-        await eventually(lambda: not is_running(after["prefill-0"].front_pid), 3)
-        await serves_again(cluster, stub, PROMPT, again_s())
-
-
-@pytest.mark.slow
 async def test_two_side_by_side_and_a_killed_one_leaves_nothing(cluster: Cluster, model: Path) -> None:
     async with cluster.stub() as stub:
-        await whole_again(cluster, again_s())
+        await whole_again(cluster, WORKERS, again_s())
         ours = {pid for pid, command in processes(cluster).items() if "services." in command}
         with baton_up(model, "--dtype", "float64", "--both", "1", ray="local") as second:
             async with second.stub() as other:
@@ -195,7 +155,6 @@ async def test_two_side_by_side_and_a_killed_one_leaves_nothing(cluster: Cluster
         assert {pid for pid, command in processes(cluster).items() if "services." in command} == ours
 
 
-@pytest.mark.slow
 async def test_killed_together_with_the_owner_of_ray_nothing_stays(model: Path) -> None:
     """The parent and the owner of Ray are killed at once; the reaper ends the rest."""
     with baton_up(model, ray="local") as cluster:
@@ -206,7 +165,6 @@ async def test_killed_together_with_the_owner_of_ray_nothing_stays(model: Path) 
         await eventually(lambda: not any(is_running(pid) for pid in left), 10)
 
 
-@pytest.mark.slow
 async def test_it_comes_to_a_running_ray_as_a_guest(
     model: Path, redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +172,7 @@ async def test_it_comes_to_a_running_ray_as_a_guest(
     from a file on each machine, and do not pass through that Ray."""
     file = tmp_path / "secrets.yaml"
     file.write_text(f"{SECRETS}redis_url: '{redis.url}'\n")
-    theirs = LocalRay.start({}, prestarted=1, gpus=0)
+    theirs = RayNode.head({}, prestarted=1, gpus=0, room={})
     try:
         address = await theirs.address()
         for name, value in theirs.environment.items():
@@ -233,7 +191,7 @@ async def test_it_comes_to_a_running_ray_as_a_guest(
                 cluster.process.send_signal(number)
                 code = await asyncio.to_thread(cluster.process.wait, 30)
                 assert code == (0 if number is signal.SIGTERM else -signal.SIGKILL)
-                await eventually(lambda pids=pids: not any(is_running(pid) for pid in pids), 10)  # type: ignore[misc]
+                await eventually(lambda pids=pids: not any(is_running(pid) for pid in pids), 3)  # type: ignore[misc]
             assert not theirs.lost()
         # The environment of `baton up` has the cluster's secret, that of this Ray has not.
         with starting_up(model, "--both", "1", ray=address) as (process, log):
@@ -244,19 +202,18 @@ async def test_it_comes_to_a_running_ray_as_a_guest(
         await theirs.stop()
 
 
-@pytest.mark.slow
 async def test_no_process_of_ray_holds_a_secret(cluster: Cluster, redis: RedisServer) -> None:
     """Not even after actors and workers were made anew, as the tests above have had them."""
     front = next(pid for pid, command in processes(cluster).items() if "services.worker" in command)
     for secret in (PREFIX_SECRET, CLUSTER_SECRET, redis.password):
         assert occurrences(front, secret.encode()) > 0, "this scan finds nothing anywhere"
-    no_secret_in([*of_ray(cluster.process.pid), actor(cluster, "SupervisorActor")], redis)
+    no_secret_in(of_ray(cluster.process.pid), redis)
 
 
 def of_ray(ancestor: int) -> list[int]:
     """Control stores and raylets below a process; those of other tests' clusters may be among them."""
-    names = {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0] for pid in descendants(ancestor)}
-    found = [pid for pid, name in names.items() if name.endswith(("/gcs_server", "/raylet"))]
+    names = {pid: command_line(pid)[:1] for pid in descendants(ancestor)}
+    found = [pid for pid, name in names.items() if "".join(name).endswith(("/gcs_server", "/raylet"))]
     assert len(found) >= 2
     return found
 

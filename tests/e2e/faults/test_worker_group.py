@@ -1,4 +1,4 @@
-"""`baton worker-group` behind a router: probes, a killed worker, a drain."""
+"""`baton worker group` behind a router: probes, a killed worker, a drain."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ import pytest
 
 from baton.base.addresses import split_address
 from baton.state import Member, State
-from baton.state.embedded import _free_port
+from baton.state.embedded import free_port
 from models.demo_training.evaluate import DEMO_MODEL
 from services.common.config.router import RouterConfig
 from services.common.processes.process_tree import descendants
 from tests.e2e.support.cluster import CLUSTER_SECRET, MODEL, START_S, STOP_S, Answer, Cluster
 from tests.e2e.support.prometheus_names import group_page, series_of
 from tests.e2e.support.redis_server import RedisServer, redis_server
-from tests.e2e.support.workers import ROUTER, _ready, _start, _stop
+from tests.e2e.support.workers import ROUTER, ready_line_of, start_program, stop_program
 
 if TYPE_CHECKING:  # the class is in the stub file only
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
@@ -42,7 +42,7 @@ PROMPT = [(number * 7) % 50 + 1 for number in range(40)]
 
 
 class Group:
-    """A running `baton worker-group`, its probes, and the log of it and of its router."""
+    """A running `baton worker group`, its probes, and the log of it and of its router."""
 
     def __init__(self, process: subprocess.Popen[str], probes: str, log: Path) -> None:
         self.process = process
@@ -119,9 +119,9 @@ def started(command: list[str], stderr: IO[str]) -> Iterator[subprocess.Popen[st
 
 @pytest.fixture
 def group(model: Path, redis: RedisServer, log: Path, tmp_path: Path) -> Iterator[Group]:
-    port = _free_port()
+    port = free_port()
     config = write_config(tmp_path, model, redis, port, transfer={"transport": "ipc"})
-    command = ["worker-group", "--prefill", "1", "--decode", "1", "--config", str(config)]
+    command = ["worker", "group", "--prefill", "1", "--decode", "1", "--config", str(config)]
     with log.open("a") as stderr, started(command, stderr) as process:
         yield Group(process, f"127.0.0.1:{port}", log)
 
@@ -150,12 +150,12 @@ def router(model: Path, redis: RedisServer, log: Path) -> Iterator[Cluster]:
         }
     )
     with log.open("a") as stderr:
-        process = _start(ROUTER, config, stderr)
+        process = start_program(ROUTER, config, stderr)
         try:
-            ready_line = _ready(process, log)
+            ready_line = ready_line_of(process, log)
             yield Cluster(process, ready_line["grpc"], ready_line["http"], ready_line["admin"], log)
         finally:
-            _stop(process, log)
+            stop_program(process, log)
 
 
 @contextlib.asynccontextmanager
@@ -256,7 +256,7 @@ async def test_a_worker_from_a_file_ends_with_the_code_of_its_failure(
     model: Path, redis: RedisServer, log: Path, tmp_path: Path
 ) -> None:
     """1 where its engine hangs; until then its probes follow its life."""
-    port = _free_port()
+    port = free_port()
     config = write_config(tmp_path, model, redis, port)
     command = ["worker", "--role", "both", "--config", str(config)]
     with log.open("a") as stderr, started(command, stderr) as process:
@@ -292,10 +292,10 @@ async def test_a_second_signal_ends_a_group_at_once(group: Group, cluster: Clust
 @pytest.mark.timeout(600)
 async def test_a_group_on_two_gpus(redis: RedisServer, log: Path, tmp_path: Path) -> None:
     """Each worker has the GPU of its place and KV goes from GPU to GPU, after a lost engine too."""
-    port = _free_port()
+    port = free_port()
     engine = {"device": "cuda", "numerics": "exact"}
     config = write_config(tmp_path, DEMO_MODEL, redis, port, engine=engine)
-    command = ["worker-group", "--prefill", "1", "--decode", "1", "--config", str(config)]
+    command = ["worker", "group", "--prefill", "1", "--decode", "1", "--config", str(config)]
     asked = {"max_tokens": 48, "temperature": 0, "ignore_eos": True}
     with (
         log.open("a") as stderr,

@@ -12,5 +12,5 @@ PROGRAM = (sys.executable, "-m", "tests.e2e.support.eager_canaries")
 
 if __name__ == "__main__":
     process.INTERVAL_S = 0.1  # type: ignore[attr-defined]
-    Canary._finished = lambda self: 0  # type: ignore[method-assign]
+    Canary.finished = lambda self: 0  # type: ignore[method-assign]
     runpy.run_module("services.worker", run_name="__main__")

@@ -28,7 +28,7 @@ def install() -> None:
     made = WatchedEndpoint(device)
 
     def blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks:
-        return DeviceBlocks(device, model.cache.storage)
+        return DeviceBlocks(device, model.cache.ranks[0].storage)
 
     def links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint | None:
         return made if transport == "nccl" else None

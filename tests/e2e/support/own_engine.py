@@ -15,7 +15,7 @@ import os
 import sys
 from functools import partial
 
-from services.cli.main import _parser
+from services.cli.parse import parse
 from services.cli.up.command import up
 from services.cli.up.local_cluster import Programs
 from services.cli.up.model_folder import with_model
@@ -28,7 +28,7 @@ def program(module: str) -> tuple[str, ...]:
 
 
 def run_up(module: str) -> int:
-    config, model = with_model(load(_parser(sys.argv[1:]).parse_args(), os.environ))
+    config, model = with_model(load(parse(sys.argv[1:]), os.environ))
     return asyncio.run(up(config, model, Programs(worker=(*program(module), "worker"))))
 
 

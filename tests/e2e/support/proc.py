@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 LISTEN = "0A"
+_INSTALLED = (Path(__file__).parents[3], Path(sys.prefix), Path(sys.base_prefix))
 Inode = tuple[str, int]
 """(device, inode number)."""
 
@@ -72,12 +75,42 @@ def _port(address: str) -> int:
 
 def _socket_inodes(pid: int) -> set[int]:
     found = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            target = os.readlink(descriptor)
-            if target.startswith("socket:["):
-                found.add(int(target[8:-1]))
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process may end meanwhile
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                target = os.readlink(descriptor)
+                if target.startswith("socket:["):
+                    found.add(int(target[8:-1]))
     return found
+
+
+def left_in_file_systems(pids: Iterable[int]) -> set[str]:
+    """Paths of what these processes hold in temporary folders and in /dev/shm: files, folders, sockets; but
+    for the checkout and the interpreter, which may lie there, too."""
+    places = (tempfile.gettempdir() + "/", "/tmp/", "/dev/shm/")
+    found: set[str] = set()
+    bound = _bound_sockets()
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found |= {line.split(maxsplit=5)[5] for line in _lines(f"/proc/{pid}/maps") if line.count("/")}
+            found |= {os.readlink(f"/proc/{pid}/cwd")}
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    found.add(os.readlink(descriptor))
+            found |= {bound[inode] for inode in _socket_inodes(pid) if inode in bound}
+    named = {path for path in found if path.startswith(places) and not path.endswith("(deleted)")}
+    named = {path for path in named if not any(Path(path).is_relative_to(root) for root in _INSTALLED)}
+    return named | {str(Path(path).parent) for path in named if Path(path).parent not in map(Path, places)}
+
+
+def _bound_sockets() -> dict[int, str]:
+    """The paths of Unix sockets, by inode."""
+    rows = (line.split() for line in _lines("/proc/net/unix")[1:])
+    return {int(row[6]): row[7] for row in rows if len(row) > 7}
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
 
 
 def occurrences(pid: int, needle: bytes) -> int:

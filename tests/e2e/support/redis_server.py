@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from baton.state.embedded import _binary, _config, _free_port
+from baton.state.embedded import free_port, server_binary, server_configuration
 
 _START_S = 10.0
 
@@ -20,7 +20,7 @@ class RedisServer:
     """Runs from `start` on. Its password is part of `url`."""
 
     def __init__(self) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.password = secrets.token_urlsafe(24)
         self._folder = tempfile.gettempdir()
         self._process: subprocess.Popen[bytes] | None = None
@@ -36,9 +36,11 @@ class RedisServer:
 
     def start(self) -> None:
         """Returns once it answers; it has nothing."""
-        self._process = subprocess.Popen([_binary(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            [server_binary(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
         assert self._process.stdin is not None
-        self._process.stdin.write(_config(self.port, self.password, self._folder).encode())
+        self._process.stdin.write(server_configuration(self.port, self.password, self._folder).encode())
         self._process.stdin.close()
         deadline = time.monotonic() + _START_S
         while not self._answers():

@@ -89,8 +89,8 @@ def loose_workers(
         stderr = stack.enter_context(log.open("w"))
 
         def start(program: Sequence[str], config: StrictModel) -> subprocess.Popen[str]:
-            process = _start(program, config, stderr)
-            stack.callback(_stop, process, log)
+            process = start_program(program, config, stderr)
+            stack.callback(stop_program, process, log)
             return process
 
         router = sections.pop("router", {})
@@ -116,11 +116,13 @@ def loose_workers(
             worker.front.stdout.close()
             # Not in another thread, with whose end it would be killed.
             worker.front = start(worker_program, configs[name])
-            worker.address = (await asyncio.to_thread(_ready, worker.front, log))["grpc"]
+            worker.address = (await asyncio.to_thread(ready_line_of, worker.front, log))["grpc"]
             if worker.proxy is not None:
                 worker.proxy.retarget(worker.address)
 
-        workers = {name: Worker(name, front, _ready(front, log)["grpc"]) for name, front in fronts.items()}
+        workers = {
+            name: Worker(name, front, ready_line_of(front, log)["grpc"]) for name, front in fronts.items()
+        }
         if proxied:
             for worker in workers.values():
                 worker.proxy = proxy_to(worker.address)
@@ -130,7 +132,7 @@ def loose_workers(
             worker.proxy.address if worker.proxy else worker.address for worker in workers.values()
         )
         process = start(router_program, RouterConfig.model_validate({**settings, "workers": addresses}))
-        ready_line = _ready(process, log)
+        ready_line = ready_line_of(process, log)
         _all_found(ready_line["admin"])
         yield Loose(
             Cluster(process, ready_line["grpc"], ready_line["http"], ready_line["admin"], log),
@@ -168,12 +170,13 @@ def lone_worker(model: Path, role: Role, **sections: dict[str, Any]) -> Iterator
             "cluster_secret": CLUSTER_SECRET,
             **sections,
         }
-        front = _start(WORKER, WorkerConfig.model_validate(config), stderr)
-        stack.callback(_stop, front, log)
-        yield Worker(f"{role}-0", front, _ready(front, log)["grpc"])
+        front = start_program(WORKER, WorkerConfig.model_validate(config), stderr)
+        stack.callback(stop_program, front, log)
+        yield Worker(f"{role}-0", front, ready_line_of(front, log)["grpc"])
 
 
-def _start(program: Sequence[str], config: StrictModel, stderr: IO[str]) -> subprocess.Popen[str]:
+def start_program(program: Sequence[str], config: StrictModel, stderr: IO[str]) -> subprocess.Popen[str]:
+    """Starts it with its configuration on stdin."""
     process = subprocess.Popen(
         program,
         stdin=subprocess.PIPE,
@@ -188,7 +191,8 @@ def _start(program: Sequence[str], config: StrictModel, stderr: IO[str]) -> subp
     return process
 
 
-def _ready(process: subprocess.Popen[str], log: Path) -> dict[str, str]:
+def ready_line_of(process: subprocess.Popen[str], log: Path) -> dict[str, str]:
+    """Waits for its line on stdout: the addresses where it listens."""
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
@@ -212,7 +216,8 @@ def _all_found(admin: str) -> None:
             time.sleep(0.02)
 
 
-def _stop(process: subprocess.Popen[str], log: Path) -> None:
+def stop_program(process: subprocess.Popen[str], log: Path) -> None:
+    """Stops it with SIGTERM; it must end well. One that has ended is left as it is."""
     assert process.stdout is not None
     if process.poll() is not None:
         process.stdout.close()  # a test killed it, or its other half, and may have started it again

@@ -90,14 +90,14 @@ class _Notes:
 
 
 def _note_harms(folder: Path) -> None:
-    begin = PrefillJobs._begin_transfer
+    begin = PrefillJobs.begin_transfer
 
     def noting(self: PrefillJobs, request: PrefillRequest, body: TicketBody) -> Transfer:
         if Harm.of(request.sampling.seed) is not None and request.attempt.number == 1:
             (folder / str(body.transfer_id)).write_text(str(request.sampling.seed))
         return begin(self, request, body)
 
-    PrefillJobs._begin_transfer = noting  # type: ignore[method-assign]
+    PrefillJobs.begin_transfer = noting  # type: ignore[method-assign]
 
 
 def _harm_what_lands(notes: _Notes) -> None:

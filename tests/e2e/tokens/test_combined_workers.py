@@ -16,6 +16,8 @@ from tests.support.reference import greedy_matches, load_reference
 TWO, BESIDE_PREFILL = ("--both", "2"), ("--prefill", "1", "--both", "1")
 
 
+# In make test: tests/worker/engine/test_exchange.py, and the router's part in tests/router/placement.
+@pytest.mark.slow
 async def test_two_that_exchange(tmp_path: Path) -> None:
     await prove(2, TWO, REDUCED, tmp_path)
 

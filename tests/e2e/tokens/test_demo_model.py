@@ -96,7 +96,7 @@ class Size:
     context: int
 
 
-FEW, MANY = Size(3, 200), Size(200, 1000)
+FEW, MANY = Size(2, 200), Size(200, 1000)
 FIRST, *OTHERS = Fault
 # The faults that make test sees; make prove sees all.
 SOME = [FIRST, *(pytest.param(fault, marks=pytest.mark.slow) for fault in OTHERS)]

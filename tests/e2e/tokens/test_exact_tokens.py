@@ -22,7 +22,7 @@ from baton.v1.router_pb2 import RequestTrace
 from baton.v1.worker_pb2 import Audit
 from tests.e2e.support.cluster import Answer, Cluster, assert_all_free, baton_up
 from tests.e2e.support.completions import complete
-from tests.support.checkpoints import END_ID, FAMILIES, VOCAB_SIZE, Case
+from tests.support.checkpoints import END_ID, FAMILIES, MIXTURES, VOCAB_SIZE, Case
 from tests.support.reference import greedy_matches, load_reference
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Ask:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
-@pytest.mark.parametrize(("number", "case"), list(enumerate(FAMILIES)), ids=str)
+@pytest.mark.parametrize(("number", "case"), list(enumerate([*FAMILIES, *MIXTURES])), ids=str)
 async def test_every_family_fifty_prompts(
     number: int, case: Case, topology: Topology, tmp_path: Path
 ) -> None:

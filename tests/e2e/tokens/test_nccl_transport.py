@@ -57,7 +57,7 @@ async def test_the_same_tokens_by_nccl_and_a_new_worker_where_it_hangs(
             tokens += message.token_ids
             if len(tokens) > 20:  # decode's own: the link has carried it all
                 hung.touch()
-            if not unfit_at and "engine_unfit" in cluster.log.read_text():
+            if not unfit_at and "engine_restart_needed" in cluster.log.read_text():
                 unfit_at = len(tokens)
         assert 0 < unfit_at < TOKENS, "it was not running any more"
         assert len(tokens) == TOKENS

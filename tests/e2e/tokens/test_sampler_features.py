@@ -21,7 +21,7 @@ from tests.e2e.support.cluster import Cluster, assert_all_free, baton_up
 from tests.e2e.tokens.sampled_answers import Answer
 from tests.e2e.tokens.sampled_asks import EVERY, EXTREMES, Ask, features_of, random_ask
 from tests.e2e.tokens.sampled_proof import Figures, Judge, ask_alone, ask_both_apis
-from tests.support.checkpoints import FAMILIES, VOCAB_SIZE, Case
+from tests.support.checkpoints import FAMILIES, MIXTURES, VOCAB_SIZE, Case
 from tests.support.naive_sampler import naive_edited
 from tests.support.perturbed_samplers import PERTURBED
 from tests.support.sampler_truth import Output, logprob_error, wrong_tokens
@@ -96,7 +96,7 @@ def judge(model: Path) -> Judge:
 
 @pytest.fixture(scope="module")
 def known(cluster: Cluster, judge: Judge) -> Known:
-    asks = make_asks("pair", combinations=16, longest=40)
+    asks = make_asks("pair", combinations=8, longest=40)
     answers, audits = answered(cluster, judge, asks)
     outputs = [judge.outputs(ask, answer) for ask, answer in zip(asks, answers, strict=True)]
     return Known(asks, answers, outputs, audits)
@@ -209,7 +209,9 @@ def test_other_endings_and_seeds_are_noticed(known: Known, judge: Judge) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("case", "workers"), [(FAMILIES[0], "1+1"), (FAMILIES[7], "2+2"), (FAMILIES[8], "both")], ids=str
+    ("case", "workers"),
+    [(FAMILIES[0], "1+1"), (FAMILIES[7], "2+2"), (FAMILIES[8], "both"), (MIXTURES[2], "1+1")],
+    ids=str,
 )
 def test_hundreds_of_combinations(
     case: Case, workers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -18,7 +18,7 @@ from baton.client import AsyncClient
 from tests.e2e.support.cluster import Answer, Cluster, assert_all_free, baton_up
 from tests.e2e.support.completions import complete
 from tests.e2e.tokens.sampled_asks import Ask as SampledAsk
-from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.checkpoints import FAMILIES, MIXTURES, VOCAB_SIZE, Case
 from tests.support.naive_sampler import naive_distribution, naive_edited
 from tests.support.reference import load_reference, raw_logits
 
@@ -36,6 +36,9 @@ MAX_TOKENS = 24
 AT_A_TIME = 120
 LEAST_P = 1e-3
 LEAST_EXPECTED = 8.0
+# That the means of what is drawn would have by another distribution, where a prompt tells the two apart.
+CLEARLY = 1e-6
+PROMPTS_TRIED = 200
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,7 @@ async def test_both_apis_draw_the_same(cluster: Cluster) -> None:
     assert [completion.only.token_ids for completion in completions] == expected
 
 
+ENDS = {"max_tokens": 2, "ignore_eos": True, "seed": 10**6}
 HELD = tuple(range(1, 8))
 # Groups of fields; without any one of them other tokens would be drawn.
 DRAWS: dict[str, list[dict[str, Any]]] = {
@@ -213,18 +217,60 @@ async def test_frequencies_are_those_of_the_reference(
     """Prefill draws the first token, decode the second; each is judged against its own distribution, and
     against those that leave something out, which the judge must notice."""
     reference = load_reference(model)
-    prompt = tuple(random.Random(9).choices(range(VOCAB_SIZE), k=24))
-    ends = {"max_tokens": 2, "ignore_eos": True, "seed": 10**6 * (1 + list(DRAWS).index(name))}
-    ask = SampledAsk(prompt, merged(ends, *DRAWS[name]))
+    ends = {**ENDS, "seed": 10**6 * (1 + list(DRAWS).index(name))}
+    ask, others = telling_asks(reference, ends, DRAWS[name], draws)
     outputs = await draw_pairs(cluster, ask, draws)
-    raw = {first: raw_logits(reference, [*prompt, first])[-2:] for first, _ in set(outputs)}
+    raw = {first: raw_logits(reference, [*ask.prompt, first])[-2:] for first, _ in set(outputs)}
     for number in (0, 1):
         drawn = [(raw[output[0]][number], output[:number], output[number]) for output in outputs]
         assert p_value(ask, drawn) > LEAST_P
-        for group in DRAWS[name]:
+        for group, other in zip(DRAWS[name], others, strict=True):
             if number == 1 or not set(group) <= OF_THE_OUTPUT:
-                others = merged(ends, *(other for other in DRAWS[name] if other is not group))
-                assert p_value(SampledAsk(prompt, others), drawn) < LEAST_P, (number, group)
+                assert p_value(other, drawn) < LEAST_P, (number, group)
+
+
+@pytest.mark.parametrize("case", [FAMILIES[0], *MIXTURES[:3:2]], ids=str)
+def test_each_model_has_a_prompt_that_tells_draws_apart(case: Case, tmp_path: Path) -> None:
+    """Of a mixture the first one often does not: no token of it is among those that may be drawn, so that
+    penalties change nothing."""
+    draws = DRAWS["everything"]
+    ask, others = telling_asks(load_reference(case.make(tmp_path, seed=3)), ENDS, draws, 300)
+    assert len(others) == len(draws)
+    assert all(other.prompt == ask.prompt for other in others)
+
+
+def telling_asks(
+    reference: Any, ends: dict[str, Any], draws: list[dict[str, Any]], count: int
+) -> tuple[SampledAsk, list[SampledAsk]]:
+    """A request, and the same without each group of fields, after a prompt that tells them apart in `count`
+    draws: whether it does depends on the model."""
+    for seed in range(9, 9 + PROMPTS_TRIED):
+        prompt = tuple(random.Random(seed).choices(range(VOCAB_SIZE), k=24))
+        ask = SampledAsk(prompt, merged(ends, *draws))
+        others = [
+            SampledAsk(prompt, merged(ends, *(each for each in draws if each is not group)))
+            for group in draws
+        ]
+        likeliest = int(distribution(ask, raw_logits(reference, prompt)[-1], ()).argmax())
+        raw = raw_logits(reference, [*prompt, likeliest])[-2:]
+        if all(
+            tells(ask, other, raw[number], (likeliest,)[:number], count)
+            for group, other in zip(draws, others, strict=True)
+            for number in (0, 1)
+            if number == 1 or not set(group) <= OF_THE_OUTPUT
+        ):
+            return ask, others
+    raise AssertionError(f"none of {PROMPTS_TRIED} prompts tells these draws apart")
+
+
+def tells(ask: SampledAsk, other: SampledAsk, raw: list[float], before: tuple[int, ...], count: int) -> bool:
+    """Whether `count` draws of `ask` are clearly none of `other`."""
+    mine, theirs = (distribution(each, raw, before) for each in (ask, other))
+    if count * mine[theirs == 0].sum() > LEAST_EXPECTED:
+        return True
+    order = np.argsort(-theirs, kind="stable")
+    bins = binned(count * mine[order], count * theirs[order])
+    return len(bins) > 2 and chi_square(bins) < CLEARLY
 
 
 def merged(*groups: dict[str, Any]) -> dict[str, Any]:
@@ -264,11 +310,21 @@ def p_value(ask: SampledAsk, drawn: Sequence[tuple[list[float], tuple[int, ...],
         order = np.argsort(-probabilities, kind="stable")
         expected += probabilities[order]
         observed[np.flatnonzero(order == token)[0]] += 1
+    bins = binned(observed, expected)
+    assert len(bins) > 2
+    return chi_square(bins)
+
+
+def binned(observed: Floats, expected: Floats) -> list[tuple[float, float]]:
+    """(observed, expected) of each rank, of rare ones together."""
     rare = expected < LEAST_EXPECTED
     bins = [*zip(observed[~rare], expected[~rare], strict=True)]
     if expected[rare].sum() >= 1:
         bins.append((observed[rare].sum(), expected[rare].sum()))
-    assert len(bins) > 2
+    return bins
+
+
+def chi_square(bins: list[tuple[float, float]]) -> float:
     counts, expectations = np.array(bins).T
     return float(chisquare(counts, expectations * counts.sum() / expectations.sum()).pvalue)
 

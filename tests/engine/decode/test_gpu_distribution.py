@@ -13,7 +13,7 @@ import dataclasses
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,8 @@ class Size:
 
 
 REDUCED = Size(400, 48, graph=False)
+# Kinds of the reduced size: each edits, filters or scales logits in another way.
+SOME = ("temperature", "top-k and top-p", "min-p", "presence and frequency", "min tokens", "all")
 FULL = Size(2000, 96, graph=True)
 
 
@@ -173,11 +175,12 @@ class Switches:
         self.last = filtered
 
 
-def prove(folder: Path, model: Any, size: Size) -> Iterator[str]:
+def prove(folder: Path, model: Any, size: Size, names: Collection[str] = ()) -> Iterator[str]:
+    """`names`: of the kinds; empty: all."""
     draw = random.Random(20)
     raw = raw_logits(model, [*PROMPT, FORCED])[-1]
     likely = sorted(range(VOCAB), key=lambda token: -raw[token])
-    all_kinds = kinds(raw, likely)
+    all_kinds = {name: kind for name, kind in kinds(raw, likely).items() if not names or name in names}
     made = requests_of(all_kinds, size.draws, draw)
     engine = LocalEngine(
         folder / "model",
@@ -207,8 +210,9 @@ def prove(folder: Path, model: Any, size: Size) -> Iterator[str]:
         assert mine > SURE > other, (name, mine, other)
 
 
-def test_some_draws_of_each_kind(tmp_path: Path, model: Any) -> None:
-    print(*prove(tmp_path, model, REDUCED), sep="\n")
+@pytest.mark.parametrize("names", [SOME, pytest.param((), marks=pytest.mark.slow)], ids=["some", "all"])
+def test_some_draws_of_each_kind(tmp_path: Path, model: Any, names: Collection[str]) -> None:
+    print(*prove(tmp_path, model, REDUCED, names), sep="\n")
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from baton.device.cuda_stream import TorchStream
 from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
-from baton.engine.forward.layer_program import JoinedRows
+from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here, wide_product, wide_space_needed
@@ -80,7 +80,7 @@ def test_a_decode_stream_that_stands_is_noticed(tmp_path: Path) -> None:
     (wanted,) = engine.run(engine.start(PROMPT, max_tokens=40))
     assert 0 < loop.expected_step_s < 0.2
     key = engine.start(PROMPT, max_tokens=40)
-    occupant = Occupant(1, 10_000, loop._queue._stream)
+    occupant = Occupant(1, 10_000, loop.queue.stream)
     began = time.monotonic()
     while not loop.device_hung():
         assert not occupant.ended, "nothing was noticed"
@@ -121,7 +121,8 @@ def test_a_prefill_stream_that_stands_is_noticed(tmp_path: Path) -> None:
     sequence.blocks = engine.pools.allocate(41)
     engine.scheduler.add(sequence)
     engine.scheduler.cost.took([(0, 16)], 0.001)
-    occupant = Occupant(1, 10_000, stream._stream)
+    with stream.activate():
+        occupant = Occupant(1, 10_000, torch.cuda.current_stream())
     began = time.monotonic()
     while not prefill.device_hung():
         assert not occupant.ended, "nothing was noticed"

@@ -20,9 +20,10 @@ from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import random_weights
 from baton.engine.plan.decode_rows import batches_up_to
-from bench.random_model import randomize
+from bench.engine_driver import randomize
 from tests.engine.local_engine import CONFIG
 from tests.engine.split_reference import fill_items, split_items
+from tests.support.fewer import each_value_once
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -50,24 +51,38 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "phi3",
         "partial_rotary_factor": 0.5,
     },
+    "qwen3-moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
 }
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["fast", "exact"])
 @pytest.mark.parametrize(
-    ("family", "quantization"),
-    [*((family, None) for family in FAMILIES), ("llama with biases", "fp8"), ("llama", "int4")],
+    ("model", "exact"),
+    each_value_once(
+        [*((family, None) for family in FAMILIES), ("llama with biases", "fp8"), ("llama", "int4")],
+        [False, True],
+    ),
+    ids=str,
 )
-def test_logits_are_the_plain_decoders(
-    tmp_path: Path, family: str, quantization: str | None, exact: bool
-) -> None:
+def test_logits_are_the_plain_decoders(tmp_path: Path, model: tuple[str, str | None], exact: bool) -> None:
+    family, quantization = model
     mine, expected, caches = one_step(tmp_path, family, exact=exact, quantization=quantization)
     torch.testing.assert_close(mine, expected, rtol=1e-3, atol=1e-3)
     for ours, plain in zip(caches[1].groups, caches[0].groups, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("family", "quantization"), [("llama with biases", "fp8"), ("llama", "int4")])
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [("llama with biases", "fp8"), pytest.param("llama", "int4", marks=pytest.mark.slow)],
+)
 def test_a_quantised_head(tmp_path: Path, family: str, quantization: str) -> None:
     """Tied to the embedding, and not."""
     mine, expected, _ = one_step(tmp_path, family, exact=False, quantization=quantization, head=True)
@@ -121,7 +136,8 @@ def one_step(
     policy = SplitPolicy(fixed=64) if exact else SplitPolicy(wanted=4, shortest=64)
     options = PassOptions(ProductTable([], exact=exact), policy)
     tables = tuple(table.int() for _ in layout.groups)
-    step = DecodePass(model, caches[1], tables, count, options)
+    row_count = torch.tensor([count], device=DEVICE)
+    step = DecodePass(model, caches[1], tables, count, options, row_count=row_count)
     step.inputs.slot.copy_(torch.arange(count))
     step.inputs.token.copy_(rows.token_ids)
     step.inputs.position.copy_(rows.positions)

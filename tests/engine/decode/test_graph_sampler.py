@@ -1,4 +1,4 @@
-"""The full sampler's kernels against `SlotSampler.draw`: tokens, kept sets, counts, logprobs, held rows."""
+"""The full sampler's kernels against `SlotSampler.draw`: tokens, kept sets, logprobs, held rows."""
 
 from __future__ import annotations
 
@@ -56,14 +56,13 @@ def random_request(rng: random.Random, vocab: int, features: frozenset[str]) -> 
 
 def check(batch: SampledBatch, logits: Tensor, order: list[int], head: int = 0) -> None:
     rows = batch.ready(order)
-    tokens, reported, counts = batch.expected(logits, order)
+    tokens, reported = batch.expected(logits, order)
     edited, scaled, left = batch.filtered(logits, order)
     drawn = batch.drawn(logits, order)
     assert [drawn[row] for row in rows] == tokens
     assert batch.place[: len(order)].tolist() == [
         rows.index(n) if n in rows else -1 for n in range(len(order))
     ]
-    assert torch.equal(batch.state.sampler.counts.in_output, counts)
     warm = [row for row in rows if batch.requests[order[row]].params.temperature > 0]
     assert torch.equal(batch.kept(edited, scaled)[warm], left[warm])
     edits = [row for row in rows if int(batch.state.sampler.features[order[row]]) & int(EDITS)]
@@ -123,8 +122,23 @@ def test_min_p_keeps_to_the_last_bit_what_the_reference_keeps() -> None:
     check(batch, logits, list(range(24)))
 
 
+TOP_N_SIGMA_WITH: tuple[dict[str, Any], ...] = (
+    {},
+    {"top_k": 50, "top_p": 0.999},
+    {"top_k": 5},
+    {"top_k": 50},
+    {"top_p": 0.6},
+    {"top_p": 0.999},
+)
+
+
+@pytest.mark.parametrize(
+    "kinds", [TOP_N_SIGMA_WITH[:2], pytest.param(TOP_N_SIGMA_WITH, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("masked", [False, True])
-def test_top_n_sigma_keeps_to_the_last_bit_what_the_reference_keeps(masked: bool) -> None:
+def test_top_n_sigma_keeps_to_the_last_bit_what_the_reference_keeps(
+    masked: bool, kinds: tuple[dict[str, Any], ...]
+) -> None:
     """Tokens next to each other in float32 on either side of the least logit that is kept, with top-k and
     top-p of what is left."""
     torch.manual_seed(5)
@@ -142,14 +156,6 @@ def test_top_n_sigma_keeps_to_the_last_bit_what_the_reference_keeps(masked: bool
             row[number] = torch.nextafter(row[number], end)
         around.append(row)
     rows = torch.stack(around).to(DEVICE)
-    kinds: tuple[dict[str, Any], ...] = (
-        {},
-        {"top_k": 5},
-        {"top_k": 50},
-        {"top_p": 0.6},
-        {"top_p": 0.999},
-        {"top_k": 50, "top_p": 0.999},
-    )
     counts = set()
     for kind in kinds:
         one = SamplingParams(0.7, top_n_sigma=1.25, **kind)
@@ -205,3 +211,46 @@ def test_arrays_of_another_vocabulary_are_refused() -> None:
     batch = SampledBatch([Request(SamplingParams())], 41, chunk=32, device=DEVICE)
     with pytest.raises(ValueError, match="not of 300 tokens"):
         batch.drawn(torch.zeros(1, 300, device=DEVICE), [0])
+
+
+@pytest.mark.parametrize(("vocab", "chunk", "dtype"), SHAPES)
+def test_rows_of_drafts_see_the_drafts_before_them(vocab: int, chunk: int, dtype: torch.dtype) -> None:
+    """A row of depth d is the first row of a request whose output has d tokens more: whatever it asks for,
+    with a draft twice, and one with a bias."""
+    rng = random.Random(vocab)
+    penalized = SamplingParams(
+        0.9, seed=5, repetition_penalty=1.4, presence_penalty=0.7, frequency_penalty=0.3
+    )
+    params = [
+        penalized,
+        replace(penalized, temperature=0.0, logit_bias=((7, 2.5), (9, -1.0)), logprobs=3),
+        random_params(rng, frozenset(FEATURES), vocab),
+        SamplingParams(0.7, 9, 0.9, seed=8),
+    ]
+    drafts = [(7, 9, 7, 40), (9,), (3, 3), (7, 8, 9)]
+    requests = [
+        Request(one, Limits(20, (7, 11), 4), tuple(rng.choices(range(40), k=5)), output=(2, 7))
+        for one in params
+    ]
+    twins = [
+        replace(request, output=(*request.output, *mine[:depth]))
+        for request, mine in zip(requests, drafts, strict=True)
+        for depth in range(1 + len(mine))
+    ]
+    logits = random_logits(rng, len(twins), vocab, dtype)
+    alone, rows = SampledBatch(twins, vocab, chunk=chunk, device=DEVICE), list(range(len(twins)))
+    expected, reported = alone.expected(logits, rows)
+    edited, _, _ = alone.filtered(logits, rows)
+    batch = SampledBatch(requests, vocab, chunk=chunk, device=DEVICE, rows=len(twins))
+    order = [slot for slot, mine in enumerate(drafts) for _ in range(1 + len(mine))]
+    depths = [depth for mine in drafts for depth in range(1 + len(mine))]
+    tokens = [0 if depth == 0 else drafts[slot][depth - 1] for slot, depth in zip(order, depths, strict=True)]
+    assert batch.drawn(logits, order, drafts=(tokens, depths)) == expected
+    edits = [row for row, slot in enumerate(order) if requests[slot].params.penalizes]
+    assert torch.equal(batch.sampler.edited[edits].double(), edited[edits])
+    for place, one in enumerate(reported):
+        record = batch.logprobs(place)
+        assert (record is None) == (one is None)
+        assert (
+            record is None or one is None or record.logprob == pytest.approx(one.logprob, rel=1e-6, abs=1e-6)
+        )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
 from baton.device.graphs import Graph
+from baton.engine.decode.graph_step import StepGraphs
+from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 from baton.engine.sequence import SamplingParams
 from baton.engine.shared_memory.output_ring import Finish
 from tests.engine.local_engine import CONFIG, LocalEngine
@@ -135,8 +138,9 @@ class Counted:
 def counted(engine: LocalEngine) -> dict[str, int]:
     """Replays from now on, of the graphs that pick and those that sample."""
     counts: dict[str, int] = {}
-    for bucket, graphs in engine.decode._graphs.items():  # type: ignore[attr-defined]
-        engine.decode._graphs[bucket] = type(graphs)(  # type: ignore[attr-defined]
+    loop = cast(GraphDecodeLoop, engine.decode)
+    for bucket, graphs in loop.graphs.items():
+        loop.graphs[bucket] = StepGraphs(
             Counted(graphs.simple, counts, "simple"), Counted(graphs.samples, counts, "samples")
         )
     return counts

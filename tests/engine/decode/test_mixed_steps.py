@@ -10,9 +10,11 @@ import torch
 
 from baton.engine.decode.graph_step import StepGraphs
 from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
-from baton.engine.forward.layer_program import JoinedRows, row_count
+from baton.engine.forward.joined_rows import JoinedRows, row_count
 from baton.engine.plan.decode_rows import mixed_batches_up_to, rows_to_mix
 from baton.engine.plan.prefill_scheduler import StepBounds
+from baton.engine.plan.step_plan import StepPlan
+from baton.engine.prefill.graphs import PrefillGraphs
 from baton.engine.prefill.step_inputs import StepInputs
 from baton.engine.sequence import SamplingParams
 from tests.engine.local_engine import LocalEngine, Start
@@ -88,19 +90,18 @@ def test_more_slots_than_a_bucket(tmp_path: Path, cache_dtype: str) -> None:
     assert outputs == plain.run(*wanted, *more)
 
 
-def hundreds_of_rows(folder: Path, rows: int, count: int) -> None:
+def hundreds_of_rows(patched: pytest.MonkeyPatch, folder: Path, rows: int, count: int) -> None:
     """`count` sequences are decoded while prompts of up to `rows` tokens are computed, each in one graph."""
     size = {"slots": 40, "blocks": 60 * (rows // 16 + 2), "block_tokens": 16, "longest": rows + 64}
-    engine = mixed(folder, "graphs", chunk=rows, **size)
-    engine.scheduler._bounds = StepBounds(rows, seconds=1e6)
-    replay, replayed = engine.prefill._pass._graphs.replay, []  # type: ignore[attr-defined]
+    engine = mixed(folder, "graphs", chunk=rows, bounds=StepBounds(rows, seconds=1e6), **size)
+    replay, replayed = PrefillGraphs.replay, list[bool]()
 
-    def watched(step: StepInputs, joined: JoinedRows | None = None) -> bool:
-        found: bool = replay(step, joined)
+    def watched(graphs: PrefillGraphs, step: StepInputs, joined: JoinedRows | None = None) -> bool:
+        found = replay(graphs, step, joined)
         replayed.append(found and row_count(joined) > 0)
         return found
 
-    engine.prefill._pass._graphs.replay = watched  # type: ignore[attr-defined]
+    patched.setattr(PrefillGraphs, "replay", watched)
     few = [Start(PROMPTS[n % 5], 40) for n in range(count)]
     many = [Start(tuple((n + i) % 90 for i in range(rows - 7 * n)), 4) for n in range(4)]
     keys = engine.start_many(few)
@@ -114,14 +115,14 @@ def hundreds_of_rows(folder: Path, rows: int, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_more_rows_of_prompts_than_of_sequences(tmp_path: Path) -> None:
-    hundreds_of_rows(tmp_path, rows=64, count=3)
+def test_more_rows_of_prompts_than_of_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hundreds_of_rows(monkeypatch, tmp_path, rows=64, count=3)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("count", [3, 30])
-def test_hundreds_of_rows_in_a_graph(tmp_path: Path, count: int) -> None:
-    hundreds_of_rows(tmp_path, rows=980 - count, count=count)
+def test_hundreds_of_rows_in_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    hundreds_of_rows(monkeypatch, tmp_path, rows=980 - count, count=count)
 
 
 @pytest.mark.parametrize(
@@ -137,15 +138,16 @@ def test_a_step_that_joins_takes_no_other_ones_place_until_it_has_ended(tmp_path
     engine = mixed(tmp_path)
     engine.start(PROMPTS[0], max_tokens=9)
     loop = cast(GraphDecodeLoop, engine.decode)
-    loop._graphs = dict.fromkeys(loop._graphs, StepGraphs(simple=lambda: None, samples=lambda: None))
+    loop.graphs = dict.fromkeys(loop.graphs, StepGraphs(simple=lambda: None, samples=lambda: None))
     steps, prefill = loop.steps, engine.prefill.state
     steps.typical_s, ended = 0.0, steps.ended
     rows = rows_to_mix(steps)
     assert rows is not None
     assert loop.launch_mixed(rows) is not None
-    prefill.in_turn, prefill.under_way = True, 1
+    prefill.in_turn = True
+    prefill.under_way.append(StepPlan())
     assert [engine.step() for _ in range(3)] == [True, False, False], "one behind the step that joined"
     steps.launched, steps.mixed_at = ended + 1, ended
     assert not engine.step(), "it has ended, the prompts' part has not: the one behind it is enough"
-    prefill.under_way = 0
+    prefill.under_way.clear()
     assert engine.step()

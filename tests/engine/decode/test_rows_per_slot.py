@@ -17,7 +17,7 @@ from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 from baton.engine.plan.step_plan import DecodeRows
 from baton.engine.sequence import SamplingParams
 from baton.engine.shared_memory.output_ring import Finish
-from baton.engine.shared_memory.slot_positions import position_tag
+from baton.engine.shared_memory.slot_progress import position_tag
 from services.worker.engine.decode import block_allocation
 from tests.engine.crowd import Answer, Crowd
 from tests.engine.local_engine import CONFIG, LocalEngine
@@ -43,7 +43,7 @@ def assert_published(engine: LocalEngine, key: Key, prompt_length: int) -> None:
     step's words are seen one by one, soon."""
     read = prompt_length - 1 + len(engine.output[key])
     until = time.monotonic() + 1.0
-    while (engine.decode.positions.position(*key) or prompt_length) < read:
+    while (engine.decode.progress.position(*key) or prompt_length) < read:
         assert time.monotonic() < until, "a step has ended and its position is not published"
 
 
@@ -60,7 +60,7 @@ def test_four_rows_draw_the_tokens_of_one(tmp_path: Path) -> None:
     while not engine.reader.stalled_rows:
         engine.step()
         assert_published(engine, growing, len(PROMPTS[3]))
-    assert engine.decode.positions.position(*growing) == len(PROMPTS[3]) + 1
+    assert engine.decode.progress.position(*growing) == len(PROMPTS[3]) + 1
     engine.extend(growing, len(PROMPTS[3]) + 1, len(PROMPTS[3]) + 3)
     cancelled = engine.start(PROMPTS[2], max_tokens=30)
     engine.decode.cancel(*cancelled)
@@ -69,13 +69,13 @@ def test_four_rows_draw_the_tokens_of_one(tmp_path: Path) -> None:
     engine.slots.release(*cancelled)
     last = engine.start(PROMPTS[4], max_tokens=4, sampling=FILTERED)
     assert last[0] == cancelled[0]
-    assert engine.decode.positions.position(*last) is None, "the slot's word is that of its last tenant"
+    assert engine.decode.progress.position(*last) is None, "the slot's word is that of its last tenant"
     assert engine.run(last) == wanted[2:]
-    assert engine.decode.positions.position(*last) == len(PROMPTS[4]) + 3
+    assert engine.decode.progress.position(*last) == len(PROMPTS[4]) + 3
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_launched_steps_may_take_a_sequence_further_by_all_of_their_rows(tmp_path: Path, rows: int) -> None:
+def test_launched_steps_take_a_sequence_further_by_what_its_steps_gave_out(tmp_path: Path, rows: int) -> None:
     engine = LocalEngine(tmp_path / "model", device=DEVICE, graph=True, slots=2, rows_per_slot=rows)
     loop = cast(GraphDecodeLoop, engine.decode)
     key = engine.start(PROMPTS[1], max_tokens=20)
@@ -84,34 +84,35 @@ def test_launched_steps_may_take_a_sequence_further_by_all_of_their_rows(tmp_pat
     while loop.steps.queued:
         loop.observe()
     nothing = StepGraphs(simple=lambda: None, samples=lambda: None)
-    loop._graphs = dict.fromkeys(loop._graphs, nothing)  # steps that never end
+    loop.graphs = dict.fromkeys(loop.graphs, nothing)  # steps that never end
     for launched in range(3):
-        published = loop.positions.position(*key)
+        published = loop.progress.position(*key)
         assert published is not None
-        assert loop.furthest_tags()[key[0]] == position_tag(key[1], published + launched * rows)
-        loop.launch(DecodeRows(2 * rows))
+        assert loop.furthest_tags()[key[0]] == position_tag(key[1], published + launched)
+        assert loop.furthest_tags(6)[key[0]] == position_tag(key[1], published + launched + 6)
+        loop.launch(DecodeRows(2))
 
 
 def test_costs_at_a_start_are_by_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 4, 8 and 12 rows are those of one to three sequences; smaller ones have room for none."""
+    """Steps without drafts have a row a sequence, however many rows a slot may have."""
     engine = LocalEngine(tmp_path / "model", device=DEVICE, graph=True, slots=3, rows_per_slot=4)
     loop = cast(GraphDecodeLoop, engine.decode)
-    seconds = {id(loop._graphs[rows].simple): rows / 1e3 for rows in loop._graphs}
-    monkeypatch.setattr(loop, "_seconds_of", lambda step: seconds.get(id(step), 1.0))
-    assert loop.bucket_seconds() == {4: 0.004, 8: 0.008, 12: 0.012}
+    seconds = {id(loop.graphs[rows].simple): rows / 1e3 for rows in loop.graphs}
+    monkeypatch.setattr(loop, "seconds_of", lambda step: seconds.get(id(step), 1.0))
+    assert loop.bucket_seconds() == {1: 0.001, 2: 0.002, 3: 0.003}
     costs = loop.measure_costs(engine.cache)
-    assert costs.decode_s(1, 0) == 0.004
-    assert costs.decode_s(3, 0) == 0.012
+    assert costs.decode_s(1, 0) == 0.001
+    assert costs.decode_s(3, 0) == 0.003
 
 
 def test_steps_of_four_rows_a_slot_join_prompts(tmp_path: Path) -> None:
-    """Their batches are of rows, so a prompt that runs beside three sequences runs beside twelve rows."""
+    """Such steps have no drafts, and so one row a sequence."""
     expected = plain(tmp_path)
     wanted = [
         expected.run(expected.start(PROMPTS[n], max_tokens=most))[0] for n, most in ((1, 5), (5, 3), (2, 4))
     ]
     engine = graph(tmp_path, slots=4, mixed="eager")
-    assert min(engine.decode.mixed) >= 4
+    assert list(engine.decode.mixed) == [4]
     keys = [engine.start(PROMPTS[n], max_tokens=most) for n, most in ((1, 5), (5, 3), (2, 4))]
     assert engine.mixed_steps >= 2
     assert engine.run(*keys) == wanted

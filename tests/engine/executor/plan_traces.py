@@ -224,7 +224,7 @@ def draw_trace(player: Player, seed: int) -> list[Event]:
     decode steps share the launches of prompts."""
     draw, engine, planner = random.Random(seed), player.engine, player.engine.executor.planner
     engine.decode.steps.mixed_batches = tuple(mixed_batches_up_to(SLOTS)) if seed % 2 else ()
-    engine.scheduler._clock = lambda: player.now
+    engine.scheduler.clock = lambda: player.now
     trace: list[Event] = []
     coming, number, until = draw.randint(4, 9), 0, player.now + 100
     while number < coming or player.sequences:

@@ -13,7 +13,7 @@ from baton.device.stream import TimedEvent
 from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.executor.executor import StepExecutor
 from baton.engine.executor.prefill_steps import PrefillSteps
-from baton.engine.forward.layer_program import JoinedRows
+from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.plan.decode_state import DecodeState
 from baton.engine.plan.pacing import PrefillPacing
@@ -147,7 +147,7 @@ class Ahead:
         planner = StepPlanner(
             self.scheduler,
             self.loop.state,
-            None if decode is None else decode.steps,
+            DecodeState(StepShape(1), (1,)) if decode is None else decode.steps,
             self.pacing,
             lambda: 0.0 if decode is None else decode.step_s,
             self.now,

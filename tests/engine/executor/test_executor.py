@@ -71,6 +71,15 @@ def test_a_decode_step_runs_when_its_plan_is_launched_and_only_then(tmp_path: Pa
     assert [engine.output[key]] == plain.run(plain.start(PROMPTS[0], max_tokens=4))
 
 
+def test_steps_with_rows_for_drafts_are_counted(tmp_path: Path) -> None:
+    engine = LocalEngine(tmp_path / "model", device=DEVICE)
+    key = engine.start(PROMPTS[0], max_tokens=8)
+    for rows in (DecodeRows(4), DecodeRows(4, drafts=True), DecodeRows(4, drafts=True), DecodeRows(4)):
+        engine.executor.launch(StepPlan(decode=rows))
+    assert engine.executor.speculative_steps == 2
+    assert len(engine.run(key)[0]) == 8
+
+
 @pytest.mark.parametrize("mixed", ["", "eager"])
 def test_both_in_one_plan_run_in_one_launch_or_one_after_the_other(
     tmp_path: Path, mixed: Literal["", "eager"]
@@ -97,9 +106,9 @@ def test_the_graph_of_a_planned_batch_and_sampler_is_replayed(tmp_path: Path) ->
     def noted(batch: int, sampler: str) -> Graph:
         return lambda: used.append((batch, sampler))
 
-    loop._graphs = {
+    loop.graphs = {
         batch: StepGraphs(simple=noted(batch, "simple"), samples=noted(batch, "full"))
-        for batch in loop._graphs
+        for batch in loop.graphs
     }
     for rows in (DecodeRows(2), DecodeRows(8, simple=False), DecodeRows(1)):
         engine.executor.launch(StepPlan(decode=rows))
@@ -115,14 +124,14 @@ def test_a_mixed_plan_has_its_rows_in_the_pass_and_counts_as_both() -> None:
     plan = StepPlan((Chunk(prompt, 0, 30),), DecodeRows(4), expected_s=0.05, decode_s=0.02)
     handle = ahead.executor.launch(plan)
     assert (ahead.passes.joined, ahead.stream.rows) == ([decode], [30])
-    assert (ahead.loop.state.last_mixed, ahead.loop.ends_in_s) == (True, 0.05)
+    assert (list(ahead.loop.state.under_way), ahead.loop.ends_in_s) == ([plan], 0.05)
     assert not handle.ended()
     assert ahead.pools.pinned == 8, "blocks that the step writes"
     ahead.stream.now = 0.05
     assert handle.ended()
     (result,) = take(ahead.executor)
     assert result.chunk == plan.chunks[0]
-    assert ahead.loop.device_s == pytest.approx(0.03 - 0.02)
+    assert ahead.loop.times.busy_s == pytest.approx(0.03 - 0.02)
     assert ahead.pools.pinned == 0
 
 

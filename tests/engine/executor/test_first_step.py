@@ -65,7 +65,7 @@ def test_a_sequence_admitted_while_a_step_runs_is_in_the_next_one(
         return cast(torch.Tensor, compute(*arguments))
 
     setattr(step.pass_, while_it_computes, compute_and_admit)
-    loop.steps.arriving = 1
+    loop.steps.arriving = range(1)
     engine.step()
     assert len(engine.output[running]) == 3
     assert engine.output[joined[0]] == [], "it was posted when this step had begun"
@@ -89,12 +89,12 @@ def test_replays_have_room_for_admissions_that_are_expected(tmp_path: Path) -> N
 
         return replay
 
-    loop._graphs = {
+    loop.graphs = {
         bucket: StepGraphs(counted(bucket, graphs.simple), graphs.samples)
-        for bucket, graphs in loop._graphs.items()
+        for bucket, graphs in loop.graphs.items()
     }
     for expected, bucket in ((0, 4), (1, 8), (100, 8), (0, 4)):
-        loop.steps.arriving = expected
+        loop.steps.arriving = range(expected)
         assert engine.step()
         settle(engine)
         assert used[-1] == bucket
@@ -107,9 +107,9 @@ def test_on_a_gpu_a_sequence_admitted_behind_queued_steps_is_in_the_first_of_the
     assert engine.step()
     settle(engine)
     assert len(engine.output[running]) == 2, "it is in the first step of an idle worker"
-    with torch.cuda.stream(loop._queue._stream):
+    with torch.cuda.stream(loop.queue.stream):
         torch.cuda._sleep(SLEEP)  # type: ignore[no-untyped-call]
-    loop.steps.arriving = 1
+    loop.steps.arriving = range(1)
     queued = 0
     while engine.step():
         queued += 1

@@ -3,6 +3,8 @@ it is needed, and no deeper than a device that answers."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from pathlib import Path
 from typing import cast
 
@@ -12,9 +14,10 @@ import torch
 
 from baton.device.graphs import Graph
 from baton.engine.decode.graph_step import StepGraphs
-from baton.engine.device_watchdog import DeviceWatchdog, StepTimes
 from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
+from baton.engine.plan.step_plan import StepPlan
 from baton.engine.sequence import SamplingParams
+from baton.engine.step_times import StepTimes
 from tests.engine.local_engine import CONFIG, LocalEngine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -34,16 +37,27 @@ class Counted:
             self._graph()
 
 
+class Clock:
+    """The host's, until a time is set."""
+
+    def __init__(self) -> None:
+        self.now: float | None = None
+
+    def __call__(self) -> float:
+        return time.monotonic() if self.now is None else self.now
+
+
 class Case:
     """A graph engine of one slot, whose replays are counted. `stuck`: none of them does anything."""
 
     def __init__(self, folder: Path, *, stuck: bool = False) -> None:
-        self.engine = LocalEngine(folder / "model", slots=1, device=DEVICE, graph=True)
+        self.clock = Clock()
+        self.engine = LocalEngine(folder / "model", slots=1, device=DEVICE, graph=True, clock=self.clock)
         self.loop = cast(GraphDecodeLoop, self.engine.decode)
-        graphs = self.loop._graphs[1]
+        graphs = self.loop.graphs[1]
         self.simple = Counted(None if stuck else graphs.simple)
         self.samples = Counted(None if stuck else graphs.samples)
-        self.loop._graphs = {1: StepGraphs(simple=self.simple, samples=self.samples)}
+        self.loop.graphs = {1: StepGraphs(simple=self.simple, samples=self.samples)}
 
     @property
     def replays(self) -> int:
@@ -53,14 +67,14 @@ class Case:
         """Steps until the loop enqueues nothing more, and then a while longer; replays of that while."""
         for _ in range(50):
             self.engine.step()
-            self._settle()
+            self.settle()
         before = self.replays
         for _ in range(50):
             assert not self.engine.step()
-            self._settle()
+            self.settle()
         return self.replays - before
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         if DEVICE == "cuda":
             torch.cuda.synchronize()
 
@@ -103,41 +117,41 @@ def test_min_tokens_want_the_full_sampler_only_until_they_are_there(tmp_path: Pa
 
 
 def test_a_device_that_ends_no_replay_is_hung_after_two_seconds(tmp_path: Path) -> None:
-    case, now = Case(tmp_path, stuck=True), [0.0]
-    case.loop._watchdog = DeviceWatchdog(lambda: now[0])
+    case = Case(tmp_path, stuck=True)
+    case.clock.now = now = time.monotonic()
     assert not case.loop.device_hung()
     case.engine.start(PROMPT, max_tokens=5)
-    case.loop._times = StepTimes()
+    case.loop.times = StepTimes()
     case.loop.steps.typical_s = 0.0
-    while now[0] < 10 and not case.loop.device_hung():
+    while case.clock.now < now + 10 and not case.loop.device_hung():
         case.engine.step()
-        now[0] += 0.01
-    assert 2.0 < now[0] < 2.1
+        case.clock.now += 0.01
+    assert 2.0 < case.clock.now - now < 2.1
     assert case.replays == 2, "nothing more is queued behind a replay that never ends"
 
 
 def test_a_device_that_works_or_idles_is_not_hung(tmp_path: Path) -> None:
-    case, now = Case(tmp_path), [0.0]
-    case.loop._watchdog = DeviceWatchdog(lambda: now[0])
+    case = Case(tmp_path)
+    case.clock.now = time.monotonic()
     key = case.engine.start(PROMPT, max_tokens=6)
     while key not in case.engine.finish:
         case.engine.step()
-        case._settle()
-        now[0] += 0.5
+        case.settle()
+        case.clock.now += 0.5
         assert not case.loop.device_hung()
     for _ in range(20):
-        now[0] += 0.5
+        case.clock.now += 0.5
         assert not case.loop.device_hung()
 
 
 def test_short_steps_are_queued_one_deeper_and_looked_at_more_often(tmp_path: Path) -> None:
     case = Case(tmp_path, stuck=True)
     case.engine.start(PROMPT, max_tokens=5, sampling=SamplingParams())
-    case.loop._clock = lambda: 100.0
+    case.clock.now = time.monotonic()
     for step_s, depth in ((0.0, 2), (0.0004, 3), (0.0019, 3), (0.0021, 2), (0.02, 2)):
         case.loop.steps.launched = case.loop.steps.ended
-        case.loop._times = StepTimes()
-        case.loop._times.add(step_s)
+        case.loop.times = StepTimes()
+        case.loop.times.add(step_s)
         case.loop.steps.typical_s = step_s
         steps = [case.engine.step() for _ in range(5)]
         assert steps == [True] * depth + [False] * (5 - depth), f"steps of {step_s} s"
@@ -145,13 +159,15 @@ def test_short_steps_are_queued_one_deeper_and_looked_at_more_often(tmp_path: Pa
 
 
 def test_the_host_looks_again_soon_where_a_step_should_end(tmp_path: Path) -> None:
-    case, now = Case(tmp_path), [100.0]
-    case.loop._clock = lambda: now[0]
-    case.loop._began_at, case.loop._times = 100.0, StepTimes()
-    case.loop._times.add(0.008)
+    case = Case(tmp_path, stuck=True)
+    case.engine.start(PROMPT, max_tokens=5)
+    case.clock.now = began = time.monotonic()
+    assert case.engine.step()
+    case.loop.times = StepTimes()
+    case.loop.times.add(0.008)
     naps = {}
     for after_us in (0, 6000, 6600, 7100, 8000, 8900, 9100, 20_000):
-        now[0] = 100.0 + after_us / 1e6
+        case.clock.now = began + after_us / 1e6
         naps[after_us] = round(case.loop.nap_s * 1e6)
     assert naps == {
         0: 1000, 6000: 1000, 6600: 400, 7100: 100, 8000: 100, 8900: 100, 9100: 1000, 20_000: 1000
@@ -165,7 +181,7 @@ def test_a_prefill_step_takes_the_place_of_one_that_is_queued(tmp_path: Path) ->
         case.loop.steps.launched = case.loop.steps.ended
         case.loop.steps.typical_s = 0.0
         prefill = case.engine.prefill.state
-        prefill.in_turn, prefill.under_way = True, int(under_way)
+        prefill.in_turn, prefill.under_way = True, deque([StepPlan()] * under_way)
         assert [case.engine.step() for _ in range(4)] == [True] * depth + [False] * (4 - depth)
 
 

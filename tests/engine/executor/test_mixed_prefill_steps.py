@@ -29,17 +29,17 @@ def test_what_a_decode_step_takes_that_is_part_of_a_step_is_not_the_prompts() ->
     assert ahead.loop.ends_in_s == pytest.approx(0.12), "what is predicted of both"
     ahead.stream.now = 0.1
     take(ahead.executor)
-    assert ahead.loop.device_s == pytest.approx(0.08)
+    assert ahead.loop.times.busy_s == pytest.approx(0.08)
     decode.steps.moves = False
     assert ahead.begin()
     ahead.stream.now = 0.2
     take(ahead.executor)
-    assert ahead.loop.device_s == pytest.approx(0.18)
+    assert ahead.loop.times.busy_s == pytest.approx(0.18)
     decode.steps.moves, decode.step_s = True, 1.0
     assert ahead.begin()
     ahead.stream.now = 0.31
     take(ahead.executor)
-    assert ahead.loop.device_s == pytest.approx(0.19), "a tenth at least"
+    assert ahead.loop.times.busy_s == pytest.approx(0.19), "a tenth at least"
 
 
 def test_a_decode_step_runs_between_mixed_steps_where_streams_have_no_time() -> None:

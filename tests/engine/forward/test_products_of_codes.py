@@ -3,7 +3,6 @@ Triton's interpreter rounds to e4m3 and to bfloat16 in its own way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,6 @@ from baton.engine.forward.products.scratch import Scratch
 from baton.engine.gemm_dispatch.choice import (
     Choice,
     DigitsTuning,
-    Library,
     RowCodesTuning,
     W8A8Library,
     W8A8Tuning,
@@ -27,11 +25,13 @@ from baton.engine.gemm_dispatch.choice import (
 from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.reference.row_ops import gated, rms_norm
 from baton.engine.kernels.weight_format import FORMATS, WeightFormat
+from baton.engine.model.config.model_config import LayerNorms
 from baton.engine.model.layers.linear import Linear, Product
 from baton.engine.model.layers.mlp import DenseMlp
 from baton.engine.model.layers.residual import Residual
 from baton.engine.model.quantization.quantize import quantize
 from tests.engine.kernels.gpu.gemm.test_gpu_gemm import DEVICE, normal, reference
+from tests.support.fewer import each_value_once
 
 FP8, INT8 = WeightFormat("fp8"), WeightFormat("int8")
 ROWS, WIDTH, INNER = 17, 64, 96
@@ -71,7 +71,7 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=[2, 512], ids=["scaled by the library", "scaled afterwards"])
 def unscaled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_products, "_MOST_UNSCALED_ROWS", request.param)
+    monkeypatch.setattr(code_products, "MOST_UNSCALED_ROWS", request.param)
 
 
 def scratch(product: Product, choice: Choice) -> Scratch:
@@ -81,21 +81,23 @@ def scratch(product: Product, choice: Choice) -> Scratch:
     )
 
 
+CHOICES: dict[str, tuple[WeightFormat, Choice]] = {
+    "library": (FP8, W8A8Library()),
+    "tiles": (INT8, W8A8Tuning(16, 64, 64, 2, 2, 4)),
+    "digits": (FORMATS["int4"], DigitsTuning(16, 64, 2, 2, 4)),
+    "on the way": (INT8, RowCodesTuning(16, 64, 64, 1, 2, 4)),
+    "on the way, in splits": (INT8, RowCodesTuning(16, 64, 32, 2, 2, 4)),
+}
+
+
 @pytest.mark.usefixtures("unscaled")
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("epilogue", list(Epilogue), ids=lambda epilogue: epilogue.name)
 @pytest.mark.parametrize(
-    ("weight_format", "choice"),
-    [
-        (FP8, W8A8Library()),
-        (INT8, W8A8Tuning(16, 64, 64, 2, 2, 4)),
-        (FORMATS["int4"], DigitsTuning(16, 64, 2, 2, 4)),
-        (INT8, RowCodesTuning(16, 64, 64, 1, 2, 4)),
-        (INT8, RowCodesTuning(16, 64, 32, 2, 2, 4)),
-    ],
-    ids=["library", "tiles", "digits", "on the way", "on the way, in splits"],
+    ("name", "epilogue", "bias"),
+    each_value_once(list(CHOICES), list(Epilogue), [False, True]),
+    ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_a_product(weight_format: WeightFormat, choice: Choice, epilogue: Epilogue, bias: bool) -> None:
+def test_a_product(name: str, epilogue: Epilogue, bias: bool) -> None:
+    weight_format, choice = CHOICES[name]
     double = 2 if epilogue.gated else 1
     weight = quantize(normal(double * INNER, WIDTH, seed=1) / 8, weight_format)
     b = normal(double * INNER, seed=2).bfloat16() if bias else None
@@ -127,7 +129,7 @@ def test_a_product_with_more_results_than_gate_and_up_has_room_for_their_sums(
     precision = SimpleNamespace(activations=torch.bfloat16)
     model: Any = SimpleNamespace(
         product_kinds=lambda: [gate_up, product],
-        residuals=list,
+        config=SimpleNamespace(layer_norms=LayerNorms()),
         device=torch.device(DEVICE),
         precision=precision,
     )
@@ -154,9 +156,13 @@ def test_a_feed_forward_block() -> None:
     results: list[Tensor] = []
     for one in (True, False):
         found, inner = hidden.clone(), torch.zeros(ROWS, INNER, dtype=torch.bfloat16, device=DEVICE)
-        choose: Callable[[Product, int], Choice] = lambda product, rows: W8A8Library()  # noqa: E731
-        products = gemm.Gemm.__new__(gemm.Gemm)
-        products._choose, products.scratch = choose, scratch(mlp.gate_up, Library())
+        model: Any = SimpleNamespace(
+            product_kinds=lambda: [mlp.gate_up, mlp.down],
+            config=SimpleNamespace(layer_norms=LayerNorms()),
+            device=torch.device(DEVICE),
+            precision=SimpleNamespace(activations=torch.bfloat16),
+        )
+        products = gemm.Gemm(model, [ROWS], lambda *_: W8A8Library())
         if one:
             run_dense_mlp(products, mlp, found, inner)
             assert not inner.any()  # the gated activation has been codes only

@@ -10,6 +10,7 @@ import torch
 from baton.engine.kernels.reference.kv_codes import quantise, restore
 from tests.engine.passes import Passes
 from tests.support.checkpoints import FAMILIES, Case
+from tests.support.fewer import each_value_once
 from tests.support.reference import load_reference, reference_logits
 from tests.support.rounded_kv import round_keys_and_values
 
@@ -21,8 +22,9 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, 320, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", [FAMILIES[0], WINDOWS], ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype"), each_value_once([FAMILIES[0], WINDOWS], [torch.float32, torch.bfloat16]), ids=str
+)
 def test_chunks_and_steps_equal_the_whole_bitwise(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:
     """A row attends to what the cache holds, of its own chunk too, so the chunks do not matter."""
     folder, prompt = case.make(tmp_path), prompt_of(150)

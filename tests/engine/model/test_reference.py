@@ -9,7 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.engine.passes import Passes, Piece
-from tests.support.checkpoints import FAMILIES, Case
+from tests.support.checkpoints import FAMILIES, MIXTURES, Case
+from tests.support.fewer import each_value_once
 from tests.support.reference import greedy_matches, load_reference, reference_logits
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -35,7 +36,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, 320, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-@pytest.mark.parametrize("case", FAMILIES, ids=str)
+@pytest.mark.parametrize("case", [*FAMILIES, *MIXTURES], ids=str)
 def test_logits_of_a_prompt_equal_transformers(case: Case, checkpoint: Checkpoint) -> None:
     folder = checkpoint(case)
     prompt = prompt_of(203)
@@ -46,13 +47,20 @@ def test_logits_of_a_prompt_equal_transformers(case: Case, checkpoint: Checkpoin
     assert torch.equal(logits.argmax(-1), expected.argmax(-1))
 
 
-@pytest.mark.parametrize("case", FAMILIES, ids=str)
-def test_greedy_text_equals_transformers_and_varies(case: Case, checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "count"),
+    [((65,), 12), pytest.param((1, 63, 64, 65, 150), 15, marks=pytest.mark.slow)],
+    ids=["reduced", "full"],
+)
+@pytest.mark.parametrize("case", [*FAMILIES, *MIXTURES], ids=str)
+def test_greedy_text_equals_transformers_and_varies(
+    case: Case, lengths: tuple[int, ...], count: int, checkpoint: Checkpoint
+) -> None:
     folder = checkpoint(case)
     passes, reference = Passes(folder, torch.float64, block_tokens=8), load_reference(folder)
-    for sequence, length in enumerate((1, 63, 64, 65, 150)):
+    for sequence, length in enumerate(lengths):
         prompt = prompt_of(length, seed=length)
-        output = passes.greedy(sequence, prompt, 15, chunk=32)
+        output = passes.greedy(sequence, prompt, count, chunk=32)
         greedy_matches(reference, prompt, output)
         assert len(set(output)) > 5
 
@@ -63,7 +71,7 @@ def test_greedy_text_equals_transformers_and_varies(case: Case, checkpoint: Chec
     [
         FAMILIES[0],
         FAMILIES[9],
-        *(pytest.param(case, marks=pytest.mark.slow) for case in (*FAMILIES[4:8], FAMILIES[10])),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in (*FAMILIES[4:8], FAMILIES[10], MIXTURES[3])),
     ],
     ids=str,
 )
@@ -80,8 +88,11 @@ def test_chunks_and_steps_equal_the_whole_bitwise(
             assert torch.equal(logits, whole[first : first + chunk]), (block_tokens, chunk, first)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", [FAMILIES[0], FAMILIES[5], FAMILIES[6], FAMILIES[9]], ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    each_value_once([FAMILIES[0], FAMILIES[5], FAMILIES[6], FAMILIES[9], MIXTURES[3]], DTYPES),
+    ids=str,
+)
 def test_rows_do_not_depend_on_their_company_bitwise(
     case: Case, dtype: torch.dtype, checkpoint: Checkpoint
 ) -> None:
@@ -154,11 +165,15 @@ def test_what_lies_outside_a_sequence_is_never_read(dtype: torch.dtype, checkpoi
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_as_close_as_transformers(dtype: torch.dtype, checkpoint: Checkpoint) -> None:
-    for case in (FAMILIES[0], FAMILIES[8], FAMILIES[10]):
+    for case in (FAMILIES[0], FAMILIES[8], FAMILIES[10], MIXTURES[3]):
         folder = checkpoint(case)
         prompt = prompt_of(120)
         expected = reference_logits(load_reference(folder, torch.float32), prompt)
-        theirs = (reference_logits(load_reference(folder, dtype), prompt).float() - expected).square().mean()
         (logits,) = Passes(folder, dtype).run([(0, 0, prompt)])
-        ours = (logits.float() - expected).square().mean()
-        assert ours.sqrt() <= 1.5 * theirs.sqrt()
+        theirs, ours = (
+            (found.float() - expected).square().mean(-1)
+            for found in (reference_logits(load_reference(folder, dtype), prompt), logits)
+        )
+        # A row that rounding gives to another expert is far off, in ours or in theirs.
+        summary = torch.mean if case in FAMILIES else torch.median
+        assert summary(ours).sqrt() <= 1.5 * summary(theirs).sqrt()

@@ -15,6 +15,7 @@ from baton.engine.model.weights import load_weights
 from tests.engine.model.quantization.packing import AWQ, CHANNEL_FP8, FORMATS, GPTQ, Format
 from tests.engine.passes import Passes
 from tests.support.checkpoints import FAMILIES, Case, make_checkpoint
+from tests.support.fewer import each_value_once
 from tests.support.reference import greedy_matches, load_reference, reference_logits
 
 TOLERANCE = 1e-9
@@ -56,8 +57,9 @@ def quantized_matrices(folder: Path) -> set[str]:
 ORDERED = [case for case in FAMILIES if case.name in ("phi3-partial", "gemma3-windows", "llama-tied-biases")]
 
 
-@pytest.mark.parametrize("form", [CHANNEL_FP8, FORMATS[2], AWQ, GPTQ], ids=str)
-@pytest.mark.parametrize("case", ORDERED, ids=str)
+@pytest.mark.parametrize(
+    ("case", "form"), each_value_once(ORDERED, [CHANNEL_FP8, FORMATS[2], AWQ, GPTQ]), ids=str
+)
 def test_other_families(case: Case, form: Format, tmp_path: Path) -> None:
     """Fused projections whose rows are in another order, norms behind products, biases."""
     packed, plain = form.write(case.make(tmp_path / "source"), tmp_path)

@@ -22,16 +22,16 @@ from baton.engine.model.safetensors_file import stored_tensors
 from baton.engine.model.tensors import tensor_specs
 from baton.engine.model.weight_reader import read_tensors
 from baton.engine.model.weights import joined, random_digest, weight_bytes
-from tests.engine.dense_weights import load_weights, packed, random_weights, weight_places
+from tests.engine.dense_weights import load_weights, packed, random_weights, targets, weight_places
 from tests.engine.passes import Passes
-from tests.support.checkpoints import FAMILIES, Case, make_checkpoint
+from tests.support.checkpoints import FAMILIES, MIXTURES, Case, make_checkpoint
 
 
 def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {spec.name: spec.shape for spec in tensor_specs(config)}
 
 
-@pytest.mark.parametrize("case", FAMILIES, ids=str)
+@pytest.mark.parametrize("case", [*FAMILIES, *MIXTURES], ids=str)
 def test_the_names_and_shapes_are_the_files(case: Case, tmp_path: Path) -> None:
     case.make(tmp_path)
     stored = {name: tuple(tensor.shape) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
@@ -109,7 +109,7 @@ def test_random_weights_depend_on_seed_and_name_alone(tmp_path: Path) -> None:
     assert random_weights(config, (1 << 64) - 1, "cpu", torch.bfloat16)[name].isfinite().all()
 
 
-@pytest.mark.parametrize("case", [FAMILIES[0], FAMILIES[4], FAMILIES[8], FAMILIES[10]], ids=str)
+@pytest.mark.parametrize("case", [*(FAMILIES[i] for i in (0, 4, 8, 10)), MIXTURES[2], MIXTURES[4]], ids=str)
 def test_random_weights_write_text_that_varies(case: Case, tmp_path: Path) -> None:
     folder = case.make(tmp_path)
     config = load_config(folder)
@@ -211,7 +211,9 @@ def test_any_size_of_pieces_reads_the_same(piece_bytes: int, tmp_path: Path) -> 
     tensors = [t for path in sorted(folder.glob("*.safetensors")) for t in stored_tensors(path)]
     places = weight_places(config, "cpu", torch.float64)
     reported: list[tuple[int, int]] = []
-    read_tensors(tensors, places, torch.device("cpu"), lambda *counts: reported.append(counts), piece_bytes)
+    read_tensors(
+        tensors, targets(places), torch.device("cpu"), lambda *counts: reported.append(counts), piece_bytes
+    )
     whole = load_weights(config, folder, "cpu", torch.float64)
     assert all(torch.equal(places[name], whole[name]) for name in whole)
     total = sum(tensor.nbytes for tensor in tensors)
@@ -225,7 +227,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
     places = weight_places(load_config(tmp_path), "cpu", torch.float32)
     os.truncate(path, tensors[-1].offset + 1)
     with pytest.raises(BatonError, match=f"{path.name}: tensor {tensors[-1].name} is cut off"):
-        read_tensors(tensors, places, torch.device("cpu"), lambda done, total: None)
+        read_tensors(tensors, targets(places), torch.device("cpu"), lambda done, total: None)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("weights")]
 
 
@@ -290,7 +292,7 @@ def test_the_host_holds_but_the_buffers(tmp_path: Path) -> None:
     places = {"x": torch.empty(rows, width, dtype=torch.bfloat16, device="meta")}
     Path("/proc/self/clear_refs").write_text("5")  # the peak from now on
     before = peak_bytes()
-    read_tensors(stored_tensors(path), places, torch.device("meta"), lambda done, total: None, piece)
+    read_tensors(stored_tensors(path), targets(places), torch.device("meta"), lambda done, total: None, piece)
     assert peak_bytes() - before < 64 * piece < rows * width * 4 // 3
 
 

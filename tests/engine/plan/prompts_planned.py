@@ -8,7 +8,7 @@ from baton.engine.plan.step_plan import Chunk
 
 def planned(scheduler: PrefillScheduler, others: int = 0) -> tuple[Chunk, ...]:
     """The next step's chunks, once prompts have their blocks."""
-    now = scheduler._clock()
+    now = scheduler.clock()
     scheduler.admit(now)
     return scheduler.plan(now, others)
 
@@ -16,5 +16,5 @@ def planned(scheduler: PrefillScheduler, others: int = 0) -> tuple[Chunk, ...]:
 def launched(scheduler: PrefillScheduler, others: int = 0) -> tuple[Chunk, ...]:
     """Plans as `planned`, and launches."""
     chunks = planned(scheduler, others)
-    scheduler.launched(chunks, scheduler._clock())
+    scheduler.launched(chunks, scheduler.clock())
     return chunks

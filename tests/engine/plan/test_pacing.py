@@ -35,6 +35,16 @@ class Worker:
         return (self.now - begun_at) / max(1, steps), prefilled / (self.now - begun_at)
 
 
+@pytest.mark.parametrize("tokens", [1.0, 2.1])
+def test_a_step_earns_by_the_tokens_that_it_gives_a_sequence(tokens: float) -> None:
+    """Steps last two limits each."""
+    pacing = PrefillPacing(lambda: 0.005, tokens_a_step=lambda: tokens)
+    for steps in range(11):
+        pacing.look(steps * 0.01, steps, decoding=True)
+    pacing.begun(0.1, 1.0)
+    assert pacing.may_begin(0.1) is (tokens > 2)
+
+
 @pytest.mark.parametrize("limit_ms", [6.0, 6.5, 7.0, 8.0])
 def test_the_mean_step_keeps_the_limit_and_prompts_get_what_it_leaves(limit_ms: float) -> None:
     step, share = Worker(limit_ms / 1e3).run(20)

@@ -20,7 +20,7 @@ def test_a_step_has_the_data_of_its_chunks() -> None:
 
 def test_a_step_on_scratch_has_no_other_block() -> None:
     planes = (Plane("k", "float32", 1, 4), Plane("v", "float32", 1, 4))
-    layout = Layout((CacheGroup((0,), planes, 4, None), CacheGroup((1,), planes, 4, 8)), 0, 1)
+    layout = Layout((CacheGroup((0,), planes, 4, None), CacheGroup((1,), planes, 4, 8)))
     step = PrefillStep.on_scratch(layout, 5, [7, 9, 8, 7, 1, 2])
     assert (step.rows, step.runs) == (6, [(5, 6)])
     (chunk,) = step.chunks

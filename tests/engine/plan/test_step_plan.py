@@ -25,7 +25,10 @@ def test_a_plan_is_a_line() -> None:
     assert str(decode_alone(DecodeRows(8, simple=False), "slots advance")) == (
         "decode batch 8 (full sampler): slots advance"
     )
-    assert (both.rows, both.runs, both.is_mixed) == (512, [(0, 7), (512, 505)], True)
+    assert str(decode_alone(DecodeRows(64, drafts=True), "slots advance")) == (
+        "decode batch 64 with drafts (simple sampler): slots advance"
+    )
+    assert (both.runs, both.is_mixed) == ([(0, 7), (512, 505)], True)
     assert not StepPlan(chunks).is_mixed
 
 

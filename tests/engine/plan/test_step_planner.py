@@ -49,10 +49,14 @@ class Planned:
         """All of the host's state, as values."""
         return {
             "planner": {name: value for name, value in vars(self.planner).items() if _is_value(value)},
-            "prompts": {name: value for name, value in vars(self.prompts).items() if _is_value(value)},
+            "prompts": {
+                name: dict(value) if isinstance(value, dict) else value
+                for name, value in vars(self.prompts).items()
+                if _is_value(value) or isinstance(value, dict)
+            },
             "waiting": {
-                id(one): (one.computed, one.begun, one.cached, one.claimed, copy.deepcopy(one.blocks), came)
-                for one, came in self.prompts._sequences.items()
+                id(one): (one.computed, one.begun, one.cached, one.claimed, copy.deepcopy(one.blocks))
+                for one in self.prompts.sequences
             },
             "pacing": {name: value for name, value in vars(self.pacing).items() if _is_value(value)},
             "blocks": (self.pools.free, self.pools.pinned, self.pools.available()),
@@ -97,7 +101,7 @@ def step(planned: Planned, draw: random.Random) -> None:
     active = draw.randint(0, 6)
     ended = draw.randint(decode.ended, decode.launched)
     decode.saw(active=active, features=0, applied=decode.posted, ended=ended, moves=active > 0)
-    decode.arriving = draw.randint(0, 2)
+    decode.arriving = range(draw.randint(0, 2))
     planned.planner.look(planned.now, ended, decoding=active > 0)
     planned.planner.observe(planned.now)
 
@@ -108,15 +112,14 @@ def launch(planned: Planned, plan: StepPlan) -> None:
     if plan.is_mixed:
         planned.decode.mixed_at = planned.decode.launched
     if plan.chunks:
-        prefill = planned.prefill
-        prefill.under_way, prefill.last_mixed = prefill.under_way + 1, plan.is_mixed
-        prefill.first_s, prefill.ends_at = plan.expected_s, planned.now + plan.expected_s
+        planned.prefill.under_way.append(plan)
+        planned.prefill.ends_at = planned.now + plan.expected_s
     planned.planner.launched(plan, planned.now)
 
 
 def end_prefill(planned: Planned) -> None:
     """All chunks that were launched have ended."""
-    planned.prefill.under_way = 0
+    planned.prefill.under_way.clear()
     for one in planned.prompts.sequences:
         if one.begun > one.computed:
             one.computed = one.begun

@@ -12,9 +12,8 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.engine.plan.step_plan import Chunk, step_of
 from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.gpu_pass import PrefillPass
-from bench.precision import Precision
-from bench.random_model import random_model
-from bench.shapes import SHAPES, Shape
+from bench.engine_driver import random_model
+from bench.shapes import SHAPES, Precision, Shape
 from tests.engine.graph_twins import GraphTwins
 from tests.engine.prefill.test_gpu_numerics import BLOCK_TOKENS, SIZES, no_waiting
 
@@ -58,7 +57,7 @@ def test_far_into_a_long_prompt(tmp_path: Path) -> None:
             if others:
                 pieces.append((1 + made.steps % len(SHORT), 0, others))
             made.check(pieces)
-            parted += bool(made.graphed._attention._sums[:, 2048:].isfinite().any())
+            parted += bool(made.graphed.attention.sums[:, 2048:].isfinite().any())
     assert parted >= 4
     assert made.replayed == 7, "384 rows and 600 are the library's"
 

@@ -46,7 +46,7 @@ def test_a_graph_is_what_it_would_launch(tmp_path: Path, family: str) -> None:
 def test_rows_are_padded_to_a_number_that_products_are_fast_with(tmp_path: Path) -> None:
     fast = RowTimes.of({64: 1.0, 128: 1.0, 192: 2.0})
     made = twins(tmp_path, layers=1, most_rows=130, row_times=fast)
-    assert [rows for rows, _ in made.graphed._graphs._graphs] == [128]
+    assert made.graphed.graphs.sizes == [(128, 0)]
     made.check([(0, 0, 60), (1, 0, 3)])
     assert made.replayed == made.steps == 1
 
@@ -55,10 +55,16 @@ def test_products_are_timed_with_every_number_of_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = twins(tmp_path, layers=1, most_rows=130).eager
-    ran: list[int] = []
-    monkeypatch.setattr(made, "_run_products", ran.append)
+    timed: dict[int, float] = {}
+    of = RowTimes.of
+
+    def kept(seconds: dict[int, float]) -> RowTimes:
+        timed.update(seconds)
+        return of(seconds)
+
+    monkeypatch.setattr(RowTimes, "of", kept)
     made.measure_products()
-    assert set(ran) == {64, 128, 192}
+    assert set(timed) == {64, 128, 192}
     assert set(made.row_times.rows) <= {64, 128, 192}
     assert made.row_times.padded(130) == 192
 

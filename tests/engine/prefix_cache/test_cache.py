@@ -118,8 +118,7 @@ def test_blocks_that_come_slower_than_they_are_computed_are_not_waited_for() -> 
     assert not driver.cache.claim(quicker, computed_s=0.003)
     assert not driver.cache.claim(unknown)
     assert driver.store.poll()
-    assert driver.cache._store is not None
-    assert driver.cache._store.ready(slower.hashes)[0] == 1
+    assert driver.store.ready(slower.hashes)[0] == 1
 
 
 def prompt(driver: Driver, length: int) -> Sequence:

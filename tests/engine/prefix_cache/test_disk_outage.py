@@ -15,8 +15,9 @@ import pytest
 
 from baton.engine.prefix_cache.disk_store import DiskBlockStore, FinishedRead
 from baton.engine.prefix_cache.outage import FIRST_PAUSE_S, LONGEST_PAUSE_S, Outage
-from tests.engine.prefix_cache.test_disk_store import KEY, SIZE, data, file, name, until
+from tests.engine.prefix_cache.test_disk_store import KEY, SIZE, data, file, name
 from tests.engine.prefix_cache.test_host_store import Case
+from tests.support.waiting import block_until
 
 
 class Disk:
@@ -56,11 +57,11 @@ class Disk:
         """Writes a block, and waits until that has ended."""
         writes = self.writes
         self.store.write(name(number), data(number))
-        until(lambda: self.writes > writes or not self.folder.is_dir())
+        block_until(lambda: self.writes > writes or not self.folder.is_dir())
         return self.settled()
 
     def settled(self) -> list[FinishedRead]:
-        until(lambda: self.store._jobs.empty())
+        block_until(lambda: not self.store.queued)
         time.sleep(0.02)
         return self.store.poll()
 
@@ -119,7 +120,7 @@ def test_all_blocks_of_a_removed_folder_are_lost_and_it_is_made_again(disk: Disk
     disk.now += FIRST_PAUSE_S
     assert disk.store.accepts
     disk.store.write(name(5), data(5))
-    until(file(disk.folder, 5).exists)
+    block_until(file(disk.folder, 5).exists)
     disk.settled()
     assert disk.reported[1:] == [None]
     disk.store.close()
@@ -182,7 +183,7 @@ def test_a_loop_with_nothing_to_do_stays_idle_while_the_disk_is_gone(tmp_path: P
     behind = case.behind
     shutil.rmtree(tmp_path / "blocks")
     case.put(1, 2, 3, 4)
-    until(lambda: not case.store.poll() and behind.failed > 0)
+    block_until(lambda: not case.store.poll() and behind.failed > 0)
     failed = behind.failed
     assert sum(case.store.poll() for _ in range(5000)) <= 2, "a try and its failure"
     assert behind.failed <= failed + 1
@@ -191,14 +192,14 @@ def test_a_loop_with_nothing_to_do_stays_idle_while_the_disk_is_gone(tmp_path: P
 def test_a_read_that_hangs_is_not_waited_for_again(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts wait for a block as long as reads usually take; one that takes longer tells so meanwhile."""
     disk.write(1)
-    begun, ends, real = threading.Event(), threading.Event(), DiskBlockStore._read
+    begun, ends, real = threading.Event(), threading.Event(), Path.read_bytes
 
-    def hangs(store: DiskBlockStore, block_hash: bytes) -> bytes | None:
+    def hangs(path: Path) -> bytes:
         begun.set()
         assert ends.wait(10)
-        return real(store, block_hash)
+        return real(path)
 
-    monkeypatch.setattr(DiskBlockStore, "_read", hangs)
+    monkeypatch.setattr(Path, "read_bytes", hangs)
     assert disk.store.seconds_each == 0
     disk.store.request(name(1))
     assert begun.wait(10)

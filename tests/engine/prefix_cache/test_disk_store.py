@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from baton.engine.prefix_cache import disk_store as disk_blocks
-from baton.engine.prefix_cache.disk_store import DiskBlockStore, FinishedRead
+from baton.engine.prefix_cache.disk_store import MOST_QUEUED, DiskBlockStore, FinishedRead
+from tests.support.waiting import block_until
 
 SIZE = 100
 KEY = b"k" * 16
@@ -43,13 +43,6 @@ def file(folder: Path, number: int) -> Path:
     return folder / f"{name(number).hex()}.kv"
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_what_was_written_is_read_in_this_life_and_the_next(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     assert disk.write(name(1), data(1)) == []
@@ -80,7 +73,7 @@ def test_a_spoilt_file_is_a_miss_and_goes(tmp_path: Path, spoil: str) -> None:
     disk = opened(tmp_path)
     disk.write(name(1), data(1))
     disk.write(name(2), data(2))
-    until(file(tmp_path, 2).exists)
+    block_until(file(tmp_path, 2).exists)
     spoilt = file(tmp_path, 1)
     whole = bytearray(spoilt.read_bytes())
     if spoil == "flip":
@@ -121,19 +114,19 @@ def test_a_disk_that_does_not_keep_up_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, asked = threading.Event(), threading.Event()
-    write = DiskBlockStore._write_file
+    replace = os.replace
 
-    def held_up(disk: DiskBlockStore, one: bytes, whole: bytes) -> None:
+    def held_up(source: Path, target: Path) -> None:
         asked.set()
         assert slow.wait(10)
-        write(disk, one, whole)
+        replace(source, target)
 
-    monkeypatch.setattr(DiskBlockStore, "_write_file", held_up)
+    monkeypatch.setattr(os, "replace", held_up)
     disk = opened(tmp_path, most=1000)
     gone = [disk.write(name(number), data(number)) for number in range(200)]
     assert asked.wait(5)
     taken = [number for number, names in enumerate(gone) if not names]
-    assert len(taken) <= disk_blocks._QUEUE + 1
+    assert len(taken) <= MOST_QUEUED + 1
     assert disk.dropped == 200 - len(taken)
     assert [names[0] for names in gone if names] == [name(n) for n in range(200) if n not in taken]
     slow.set()
@@ -142,12 +135,12 @@ def test_a_disk_that_does_not_keep_up_is_not_waited_for(
 
 
 def test_a_disk_that_is_full_costs_the_block_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(disk: DiskBlockStore, one: bytes, whole: bytes) -> None:
+    def full(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
     woken = threading.Event()
     disk = DiskBlockStore(tmp_path, KEY, SIZE, 10_000, woken.set)
-    monkeypatch.setattr(DiskBlockStore, "_write_file", full)
+    monkeypatch.setattr(os, "replace", full)
     disk.write(name(1), data(1))
     assert woken.wait(5)
     assert disk.poll() == [FinishedRead(name(1), None)]

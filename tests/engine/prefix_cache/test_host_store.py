@@ -54,7 +54,7 @@ class Case:
     def wait_for_disk(self) -> None:
         """Until the disk has done all it was given."""
         assert self.behind is not None
-        while self.store.poll() or not self.behind._jobs.empty():
+        while self.store.poll() or self.behind.queued:
             time.sleep(0.001)
         time.sleep(0.02)  # what it took from the queue last
         self.store.poll()

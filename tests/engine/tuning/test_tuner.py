@@ -94,12 +94,11 @@ def test_a_measurement_that_takes_too_long_leaves_the_rest(monkeypatch: pytest.M
 def test_a_measurement_reads_more_weights_than_a_cache_holds_by_a_bounded_number_of_launches(
     n: int, k: int, launches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measurement, "_ROTATED_BYTES", 4e6)
     launched: list[Product] = []
     monkeypatch.setattr(measurement, "candidates", lambda *_: [Library()])
     monkeypatch.setattr(measurement, "run_product", lambda _out, _x, product, *_: launched.append(product))
     monkeypatch.setattr(measurement, "graph_us", lambda launch, _replays: (launch(), 1.0)[1])
-    assert measurement.measure(_product(n=n, k=k), 1, BF16, torch.device("cpu"), math.inf)
+    assert measurement.measure(_product(n=n, k=k), 1, BF16, torch.device("cpu"), math.inf, rotated_bytes=4e6)
     assert len(launched) == launches
     assert len({id(product.linear.weight) for product in launched}) == launches
 
@@ -115,13 +114,12 @@ def test_a_product_whose_kernels_were_not_all_tried_in_time_is_not_measured(
         time.sleep(0.05)
         return 1.0
 
-    monkeypatch.setattr(measurement, "_ROTATED_BYTES", 0)
     monkeypatch.setattr(measurement, "candidates", lambda *_: [Library(), SkinnyTuning(), GemvTuning()])
     monkeypatch.setattr(measurement, "graph_us", lambda launch, _replays: slow(launch.__defaults__[0]))
     product, cpu = _product(n=16, k=32), torch.device("cpu")
-    assert measurement.measure(product, 1, BF16, cpu, time.monotonic() + 0.07) == []
+    assert measurement.measure(product, 1, BF16, cpu, time.monotonic() + 0.07, rotated_bytes=0) == []
     assert len(tried) == 2
-    assert len(measurement.measure(product, 1, BF16, cpu, math.inf)) == 3
+    assert len(measurement.measure(product, 1, BF16, cpu, math.inf, rotated_bytes=0)) == 3
 
 
 def test_results_are_kept_beside_the_kernels_and_go_before_the_table(
@@ -177,7 +175,7 @@ def test_candidates_fit_the_product(rows: int, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("rows", [48, 96])
 def test_all_that_is_measured_in_two_tiles_of_x_is_compiled_first(rows: int) -> None:
     product = _product(bias=True)
-    variants = list(tuner._variants([(product, rows)], BF16))
+    variants = list(tuner.launched_variants([(product, rows)], BF16))
     assert [variant.choice for variant in variants] == candidates(product, rows)[1:]
     assert all(variant.bias and variant.norm for variant in variants)
 

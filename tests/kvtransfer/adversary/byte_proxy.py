@@ -12,6 +12,8 @@ import threading
 from collections import Counter
 from dataclasses import dataclass
 
+from tests.kvtransfer.support.wrapped import draw_kind
+
 _START_S = 5.0
 _READ = 16384
 
@@ -31,12 +33,12 @@ class WrongDice:
 
     def __init__(self, seed: int, weights: dict[str, int], farthest: int) -> None:
         self._dice = random.Random(seed)
-        self._kinds = list(weights)
-        self._weights = list(weights.values())
+        self._weights = weights
         self._farthest = farthest
 
-    def draw(self) -> Wrong:
-        kind = self._dice.choices(self._kinds, self._weights)[0]
+    def draw(self, struck: Counter[str]) -> Wrong:
+        """Draws a fault; `struck` counts by kind those that took effect before."""
+        kind = draw_kind(self._dice, self._weights, struck)
         at = int(20 * (self._farthest / 20) ** self._dice.random())
         return Wrong(kind, at, self._dice.randrange(8), self._dice.uniform(0.002, 0.08))
 
@@ -101,8 +103,8 @@ class ByteProxy:
             back.transport.abort()
             return
         passing = [
-            asyncio.ensure_future(self._pass(reader, back, self._dice.draw())),
-            asyncio.ensure_future(self._pass(there, writer, self._dice.draw())),
+            asyncio.ensure_future(self._pass(reader, back, self._dice.draw(self.struck))),
+            asyncio.ensure_future(self._pass(there, writer, self._dice.draw(self.struck))),
         ]
         try:
             await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)

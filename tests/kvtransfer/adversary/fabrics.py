@@ -148,29 +148,31 @@ class GrpcFabric(_OnHost):
 class _CorruptedWire(CorruptedWire):
     """Its memory is overwritten, or its socket is cut."""
 
-    def __init__(self, wire: SenderWire, link: IpcSenderWire, fabric: IpcFabric) -> None:
-        """`link`: what `wire` is, or what lies under it."""
+    def __init__(
+        self, wire: SenderWire, link: IpcSenderWire, response: OpenLinkResponse, fabric: IpcFabric
+    ) -> None:
+        """`link`: what `wire` is, or what lies under it; `response`: the answer by which it was opened."""
         super().__init__(wire, fabric.dice, fabric.weights, fabric.struck)
         self._link = link
+        self._response = response
         self._fabric = fabric
 
     def _strike(self, kind: str, piece: Piece | None) -> None:
-        assert self._link._control is not None
         match kind:
             case "cut":
                 self._wire.close()  # in the middle of everything, its word the last
-            case "window" if piece is not None and piece.staging < self._link._pieces:
-                at = piece.staging * self._link._piece_bytes + self._dice.randrange(piece.length)
+            case "window" if piece is not None and piece.staging < self._response.window_pieces:
+                at = piece.staging * self._response.piece_bytes + self._dice.randrange(piece.length)
                 self._flip(at, self._dice.randrange(8))
             case _:  # anywhere in the rings: counters, records read long ago, records not read yet
-                self._link._memory.shared.bytes[self._dice.randrange(2 * RING_BYTES)] ^= 0x40
+                self._link.memory.shared.bytes[self._dice.randrange(2 * RING_BYTES)] ^= 0x40
 
     def _flip(self, at: int, bit: int) -> None:
         if isinstance(self._link, IpcDeviceSenderWire):
             assert self._fabric.rig is not None
-            self._fabric.rig.flip(self._link._window.address + at, bit)
+            self._fabric.rig.flip(self._link.window.address + at, bit)
         else:
-            self._link._memory.window[at] ^= 1 << bit
+            self._link.memory.window[at] ^= 1 << bit
 
 
 class IpcFabric(_OnHost):
@@ -193,7 +195,7 @@ class IpcFabric(_OnHost):
         self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, SenderWire]:
         response, wire = self._inner.open(endpoint, request, timeout_s)
-        return response, _CorruptedWire(wire, wire, self)
+        return response, _CorruptedWire(wire, wire, response, self)
 
     def clock(self) -> float:
         return time.monotonic()
@@ -232,7 +234,7 @@ class DeviceFabric(IpcFabric):
     ) -> tuple[OpenLinkResponse, SenderWire]:
         response, wire = self._inner.open(endpoint, request, timeout_s)
         assert isinstance(wire, IpcDeviceSenderWire)
-        return response, _CorruptedWire(self._taps.lower(wire), wire, self)
+        return response, _CorruptedWire(self._taps.lower(wire), wire, response, self)
 
     def rest(self, idle: bool) -> None:
         assert self.rig is not None

@@ -15,7 +15,6 @@ from kvtransfer.link.interfaces import Connector, SenderWire
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import Piece
 from kvtransfer.receiver.receiver import Receiver
-from kvtransfer.transports.nccl.sender_wire import NcclSenderWire
 from tests.kvtransfer.adversary.fabrics import PIECE_BYTES, WINDOW
 from tests.kvtransfer.support.device_rigs import DeviceRig
 from tests.kvtransfer.support.device_taps import Taps
@@ -27,12 +26,13 @@ from tests.kvtransfer.support.wrapped import CorruptedWire
 class _CorruptedChannelWire(CorruptedWire):
     """An end of it is cut or ended, or its memory overwritten."""
 
-    def __init__(self, wire: SenderWire, link: NcclSenderWire, fabric: NcclFabric) -> None:
-        """`link`: what `wire` is, or what lies under it."""
+    def __init__(self, wire: SenderWire, window_pieces: int, fabric: NcclFabric) -> None:
         super().__init__(wire, fabric.dice, fabric.weights, fabric.struck)
-        self._link = link
+        self._pieces = window_pieces
         # The receiver's end was opened just before the sender's.
-        self._far = fabric.nccl.receiving.channels[-1], fabric.nccl.receiving.stagings[-1]
+        ends = fabric.nccl.sending, fabric.nccl.receiving
+        self._channels = [end.channels[-1] for end in ends]
+        self._stagings = [end.stagings[-1] for end in ends]
 
     def _strike(self, kind: str, piece: Piece | None) -> None:
         dice = self._dice
@@ -40,9 +40,9 @@ class _CorruptedChannelWire(CorruptedWire):
             case "cut":
                 self._wire.close()
             case "channel":  # one end's kernels end without notice
-                dice.choice((self._link._channel, self._far[0])).abort("corrupted")
-            case _ if piece is not None and piece.staging < self._link._pieces:
-                staging = dice.choice((self._link._staging, self._far[1]))
+                dice.choice(self._channels).abort("corrupted")
+            case _ if piece is not None and piece.staging < self._pieces:
+                staging = dice.choice(self._stagings)
                 at = piece.staging * staging.stride + dice.randrange(staging.head + piece.length)
                 staging.memory.tensor[at : at + 1].bitwise_xor_(1 << dice.randrange(8))
 
@@ -79,8 +79,7 @@ class NcclFabric:
         self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, SenderWire]:
         response, wire = self._inner.open(endpoint, request, timeout_s)
-        assert isinstance(wire, NcclSenderWire)
-        return response, _CorruptedChannelWire(self._taps.lower(wire), wire, self)
+        return response, _CorruptedChannelWire(self._taps.lower(wire), response.window_pieces, self)
 
     def clock(self) -> float:
         return time.monotonic()

@@ -6,7 +6,6 @@ bytes shipped = blocks × block size.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,9 +54,8 @@ class OpeningContract:
         assert "supports 7 to 6" in peers.failures()[1].message
 
     def test_another_rank(self, link_peers: LinkPeers) -> None:
-        peers = link_peers()
         other = WorkerIdentity(name="sender", incarnation=b"\1" * 16, rank=1, rank_count=2)
-        peers.sender._settings = replace(peers.sender._settings, identity=other)
+        peers = link_peers(sender=other)
         transfer = peers.begin(1, [1])
         transfer.commit(peers.record(transfer))
         peers.run_until(lambda: 1 in peers.failures())

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from baton.device.stream import Event
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.device.kernels.move_plan import ROW_WORDS
 from kvtransfer.device.piece_memory import PieceMemory
@@ -45,7 +44,7 @@ class Scatter:
 
     def __init__(self) -> None:
         self.pump = Pump(11)
-        device = FakeDevice(self.pump)
+        self.device = device = FakeDevice(self.pump)
         self.pool = torch.full((BLOCKS, BLOCK_BYTES), UNTOUCHED, dtype=torch.uint8)
         blocks = DeviceBlocks(device, [self.pool])
         sink = DeviceSink(
@@ -57,6 +56,13 @@ class Scatter:
         self.there = There()
         self.scatter.begin(PIECE, len(PLACES), len(PLACES), self.there)
         self.run()
+        # The table that the piece's kernel reads: the only one with anything in it.
+        (self.rows,) = (table for table in device.zeros if table.any())
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """The lengths in the rows of the piece."""
+        return self.rows[PIECE.staging, 2 : len(PLACES) * ROW_WORDS : ROW_WORDS]
 
     def run(self) -> None:
         """All that the device can do."""
@@ -105,16 +111,9 @@ def test_cancelled_before_its_bytes_arrive_a_piece_writes_nothing(scatter: Scatt
     assert scatter.written() == []
 
 
-def end_of(scatter: DeviceScatter) -> Event:
-    """The end event of the announced piece's kernel."""
-    (announced,) = scatter._announced
-    assert announced.done is not None
-    return announced.done
-
-
 def test_cancelled_after_its_bytes_arrived_a_piece_is_waited_for(scatter: Scatter) -> None:
     """It may be running, which is unknown: then it is waited for."""
-    end = end_of(scatter.scatter)
+    end = scatter.device.streams[0].record_event()  # that of the announced piece's kernel
     scatter.pump.stands = True
     scatter.arrive()
     assert not end.query()
@@ -132,9 +131,8 @@ def test_cancelled_after_its_bytes_arrived_a_piece_is_waited_for(scatter: Scatte
 
 def test_rows_are_cleared_before_the_arrival_is_queried(scatter: Scatter) -> None:
     """Else it may begin in between, with all of them."""
-    lengths = scatter.scatter._mover._rows[PIECE.staging, 2 : len(PLACES) * ROW_WORDS : ROW_WORDS]
     found: list[bool] = []
-    scatter.there.look = lambda: found.append(bool(lengths.any()))
+    scatter.there.look = lambda: found.append(bool(scatter.lengths.any()))
     scatter.pump.stands = True
     scatter.scatter.cancel(PIECE.transfer)
     assert found == [False]
@@ -152,16 +150,16 @@ def test_arrived_pieces_are_moved_when_a_link_breaks(scatter: Scatter) -> None:
 
 def test_a_broken_scatter_is_kept_alive_while_kernels_wait(scatter: Scatter) -> None:
     scatter.scatter.break_off()
-    rows, window = weakref.ref(scatter.scatter._mover), scatter.window
+    kept = weakref.ref(scatter.scatter)
     del scatter.scatter
     gc.collect()
-    assert rows() is not None
-    for one in [one for one in DeviceScatter._broken_off if one._window is window]:
-        scatter.there.complete = True
-        one.release()
-    del one
+    broken_off = kept()
+    assert broken_off is not None
+    scatter.there.complete = True
+    broken_off.release()
+    del broken_off
     gc.collect()
-    assert rows() is None
+    assert kept() is None
 
 
 def test_a_broken_scatter_does_not_wait_for_bytes_and_writes_none(scatter: Scatter) -> None:
@@ -176,9 +174,8 @@ def test_a_broken_scatter_does_not_wait_for_bytes_and_writes_none(scatter: Scatt
 
 def test_a_row_is_never_partly_overwritten(scatter: Scatter) -> None:
     """A kernel may read rows while they are emptied: only lengths change, so it writes its own blocks."""
-    mover = scatter.scatter._mover
-    before = mover._rows.clone()
+    before = scatter.rows.clone()
     scatter.scatter.cancel(PIECE.transfer)
-    changed = (mover._rows != before).nonzero().tolist()
+    changed = (scatter.rows != before).nonzero().tolist()
     assert changed == [[PIECE.staging, n * ROW_WORDS + 2] for n in range(len(PLACES))]
-    assert not mover._rows[PIECE.staging, 2 : len(PLACES) * ROW_WORDS : ROW_WORDS].any()
+    assert not scatter.lengths.any()

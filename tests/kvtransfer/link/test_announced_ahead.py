@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import cast
+from collections.abc import Callable
 
 import pytest
 
 from baton.base.errors import BatonError, ErrorKind
-from kvtransfer.link.interfaces import DeviceReceiverWire
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.receiver.events import CommitPending, Committed, TransferStarted
 from kvtransfer.sender.events import Acknowledged
 from kvtransfer.sender.transfer import Transfer
-from tests.kvtransfer.support.device_ends import SHAPE, Ends, device_wire, link_of, sent, windows
-from tests.kvtransfer.support.fake_device import Pump
+from tests.kvtransfer.support.device_ends import SHAPE, Ends, device_wire, sent, windows
 from tests.kvtransfer.support.peers import Peers
 from tests.support.events import FakeEvent
 
@@ -44,23 +43,33 @@ def test_a_commit_is_checked_and_reported_before_its_bytes_arrive(ends: Ends) ->
     peers.check_ledger()
 
 
-def test_a_commit_during_frame_handling_is_reported_at_once_and_before_its_credits(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Meanwhile:
+    """A listener that nobody calls: the receiver looks for requests before it handles frames."""
+
+    endpoint = Endpoint("memory", "meanwhile")
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self._do = do
+
+    def next_request(self) -> None:
+        self._do()
+
+    def close(self) -> None:
+        """It has nothing."""
+
+
+def test_a_commit_during_frame_handling_is_reported_at_once_and_before_its_credits(ends: Ends) -> None:
     peers = ends()
     announced(peers, ends)
-    take_requests = peers.receiver._links.take_requests
 
-    def meanwhile() -> None:
-        while one_step(ends.rig.pump):
+    def all_steps() -> None:
+        while ends.rig.pump.step_one():
             pass
-        take_requests()
 
-    while one_step(ends.rig.pump):  # the bytes come
-        pass
+    all_steps()  # the bytes come
     assert peers.receiver.poll(9) == []
 
-    monkeypatch.setattr(peers.receiver._links, "take_requests", meanwhile)
+    peers.receiver.attach(Meanwhile(all_steps))
     (committed,) = peers.receiver.poll(9)
     assert isinstance(committed, Committed)
     peers.sender.poll(9)
@@ -78,7 +87,7 @@ def test_credits_wait_for_an_admission_unless_there_is_more_to_send(ends: Ends) 
     announced(peers, ends)
     before = peers.receiver.counters.bytes_received
     while peers.receiver.counters.bytes_received == before:
-        one_step(ends.rig.pump)
+        ends.rig.pump.step_one()
         peers.receiver.poll(9)
     assert peers.receiver.counters.bytes_received == before + SHAPE.block_bytes[0]
     peers.sender.poll(9)
@@ -97,14 +106,6 @@ def test_credits_wait_for_an_admission_unless_there_is_more_to_send(ends: Ends) 
     peers.check_ledger()
 
 
-def one_step(pump: Pump) -> bool:
-    """The devices stand, but for this; False where they can do nothing."""
-    able = [line for line in pump._streams if line.able()]
-    if able:
-        able[0].step()
-    return bool(able)
-
-
 def free(peers: Peers) -> int:
     """The sender's free credits."""
     return peers.sender.links[0].free_pieces
@@ -116,11 +117,9 @@ def test_a_transfer_forgotten_before_its_bytes_arrive_is_not_written(ends: Ends)
     announced(peers, ends)
     peers.forget(2)
     before = peers.sink.groups[0].copy()
-    (receiving,) = peers.receiver._links
-    there = cast(DeviceReceiverWire, receiving.wire).arrived_count()
     peers.receiver.poll(9)
     (link,) = peers.receiver.links
-    assert link.credited_pieces == link.window_pieces - (device_wire(peers)._sent - there)
+    assert link.credited_pieces == link.window_pieces - 2, "one for each of its blocks"
     ends.rig.pump.stands = False
     peers.run_until(lambda: 2 in peers.failures())
     peers.check_ledger()
@@ -132,8 +131,8 @@ def test_announced_pieces_that_never_arrive_are_withdrawn_with_their_link(ends: 
     peers = ends()
     announced(peers, ends)
     wire = device_wire(peers)
-    assert wire._control is not None
-    wire._control.end()
+    assert wire.control is not None
+    wire.control.end()
     deadline = time.monotonic() + 5
     while not peers.withdrawn():  # the device does nothing meanwhile
         peers.received += peers.receiver.poll(4)
@@ -186,17 +185,18 @@ def test_a_transfer_withdrawn_before_its_step_ends(ends: Ends) -> None:
     peers.run_until(lambda: len(peers.receiver.transfers) == 0)
     assert peers.source.pins, "the device has not read them"
     later.complete = True
-    peers.run_until(lambda: not peers.source.pins and link_of(peers).audit().credited_pieces == 0)
+    peers.run_until(lambda: not peers.source.pins and peers.sender.links[0].credited_pieces == 0)
     assert (peers.sink.groups[1] == before).all()
     peers.check_ledger()
 
 
-def test_a_link_that_breaks_before_its_step_ends(ends: Ends) -> None:
+def test_a_link_that_breaks_before_its_step_ends(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sender's device cannot be stopped, so breaking it waits for the step, and the receiver waits for
     the sender."""
     peers, later = ends(), FakeEvent()
     begun_before_its_step_ends(peers, later)
-    device_wire(peers)._break(BatonError(ErrorKind.UNAVAILABLE, "cut"))
+    cut = BatonError(ErrorKind.UNAVAILABLE, "cut")
+    monkeypatch.setattr(device_wire(peers), "failure", lambda: cut)
     ending = threading.Timer(0.05, setattr, (later, "complete", True))
     ending.start()
     peers.run_until(lambda: 1 in peers.failures() and 1 in peers.withdrawn())

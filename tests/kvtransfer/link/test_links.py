@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 
 import pytest
 
 from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from kvtransfer.link.settings import MAX_LINKS
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import Credit, FrameError, WithdrawReason, encode
 from kvtransfer.protocol.handshake import link_request
@@ -32,13 +34,18 @@ SHAPE = Shape(block_bytes=(8192,), window_pieces=4)
 class Memory:
     """Peers over the memory transport, on a virtual clock."""
 
-    def __init__(self, shape: Shape = SHAPE) -> None:
+    def __init__(self, shape: Shape = SHAPE, max_links: int = MAX_LINKS) -> None:
         woken = threading.Event()
         self.clock = FakeClock()
         self.transport = MemoryTransport(woken.set)
         self.connector = TamperedConnector(self.transport, "memory")
         self.peers = make_peers(
-            shape, listener=self.transport, connectors=[self.connector], clock=self.clock, woken=woken
+            shape,
+            listener=self.transport,
+            connectors=[self.connector],
+            clock=self.clock,
+            woken=woken,
+            max_links=max_links,
         )
 
     def half_way(self, transfer: int = 1) -> Peers:
@@ -114,7 +121,7 @@ def test_a_new_link_of_the_same_sender_fences_the_old_one(link_peers: LinkPeers,
     peers.push_all(peers.begin(1, [20]), [list(range(20))])  # uncommitted: it cannot end before the new link
     peers.run_until(lambda: len(peers.sink.scattered) >= 3)
     again = make_sender(
-        SHAPE, peers.source, link_peers.woken.set, peers.sender._clock, [link_peers.connector],
+        SHAPE, peers.source, link_peers.woken.set, time.monotonic, [link_peers.connector],
         incarnation=incarnation,
     )  # fmt: skip
     peers.expect(2, [[30]])
@@ -375,9 +382,9 @@ def open_links(memory: Memory, count: int) -> list[BatonError]:
 def test_links_are_bounded() -> None:
     """Their number, and with it the staging memory: beyond 64, windows are small."""
     window = 32
-    memory = Memory(Shape(window_pieces=window, piece_bytes=16, block_bytes=(16,)))
+    most = FULL_WINDOWS + 6
+    memory = Memory(Shape(window_pieces=window, piece_bytes=16, block_bytes=(16,)), max_links=most)
     receiver = memory.peers.receiver
-    most = receiver._links._max_links = FULL_WINDOWS + 6
     refused = open_links(memory, most + 1)
     assert [error.kind for error in refused] == [ErrorKind.OVERLOADED]
     assert len(receiver.links) == most

@@ -177,8 +177,8 @@ def pushed_without_a_ticket(ours: Peers, transport: str) -> Sender:
         lambda: None,
         time.monotonic,
         make_connectors(transport, lambda: None, auth=OURS),
+        own=identity("thief"),
     )
-    thief._settings.identity.name = "thief"
     ticket, body = ours.ticket(1, [2])
     ticket.signature = bytes(32)
     ours.push_all(thief.begin(ticket, body), [[5, 6]])

@@ -15,6 +15,7 @@ from baton.tls.mutual import MutualTls, Role
 from baton.v1 import transfer_pb2_grpc
 from baton.v1.transfer_pb2 import GetChallengeRequest
 from kvtransfer.link.interfaces import Connector
+from kvtransfer.link.settings import ListenerSettings
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.transports.grpc.connector import GrpcConnector
 from kvtransfer.transports.grpc.listener import GrpcListener
@@ -55,10 +56,8 @@ def ends_of(authority: Authority, folder: Path, role: Role) -> Ends:
     woken = threading.Event()
     receiver = link_tls(authority.internal(folder, "decode"), "decode")
     sender = link_tls(authority.internal(folder, "workers" if role == "both" else role), role)
-    listener = GrpcListener(
-        "127.0.0.1", 0, piece_bytes=4096, peer_timeout_s=5.0, max_links=4,
-        wake=woken.set, auth=AUTH, tls=receiver,
-    )  # fmt: skip
+    settings = ListenerSettings(woken.set, 5.0, 4, AUTH)
+    listener = GrpcListener("127.0.0.1", 0, settings, piece_bytes=4096, tls=receiver)
     connectors = [GrpcConnector(woken.set, AUTH, sender)]
     peers = make_peers(Shape(timeout_s=5.0), listener=listener, connectors=connectors, woken=woken, auth=AUTH)
     ends = Ends(authority, folder, receiver, peers)

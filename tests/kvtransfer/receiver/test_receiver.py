@@ -40,8 +40,8 @@ from tests.kvtransfer.support.peers import (
     Store,
     identity,
     make_sender,
-    until,
 )
+from tests.support.waiting import block_until
 
 SHAPE = Shape(block_bytes=(10,), piece_bytes=4, window_pieces=8)
 _WINDOW = WindowSettings(SHAPE.piece_bytes, SHAPE.window_pieces)
@@ -59,7 +59,7 @@ class OneReceiver:
         self.receiver = Receiver(
             settings=LinkSettings(identity("receiver"), FINGERPRINT, SHAPE.block_bytes, SHAPE.timeout_s),
             window=_WINDOW, signer=TicketSigner(SECRET),
-            sink=self.sink, wake=self._wake, clock=self.clock,
+            sink=self.sink, wake=self.wake, clock=self.clock,
         )  # fmt: skip
         transport = MemoryTransport(lambda: None)
         self.receiver.attach(transport)
@@ -70,17 +70,17 @@ class OneReceiver:
             )
             opening = threading.Thread(target=transport.open, args=(MemoryTransport.endpoint, request, 2.0))
             opening.start()
-            until(lambda: bool(transport._requests), lambda: time.sleep(1e-4))
+            block_until(lambda: bool(transport.requests))
             self.receiver.poll(1)  # takes it, as the last of the links
             opening.join()
-            until(self._first_is_first, lambda: self.receiver.poll(1))
+            block_until(self._first_is_first, step=lambda: self.receiver.poll(1))
         self.tickets = Peers(
-            SHAPE, self.receiver, make_sender(SHAPE, self.sink, self._wake, self.clock, []),
+            SHAPE, self.receiver, make_sender(SHAPE, self.sink, self.wake, self.clock, []),
             (MemoryTransport.endpoint,),
             self.sink, self.sink, lambda: None,
         )  # fmt: skip
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         self.wakes += 1
 
     def _first_is_first(self) -> bool:
@@ -259,6 +259,6 @@ def test_it_listens_with_the_given_settings(one: OneReceiver, monkeypatch: pytes
     monkeypatch.setattr("kvtransfer.receiver.receiver.start_listeners", start_listeners)
     here = ListenConfig("127.0.0.1")
     assert one.receiver.listen(here) == tuple(listener.endpoint for listener in listeners)
-    assert asked == [(here, _WINDOW, SHAPE.timeout_s, one._wake, None)]
+    assert asked == [(here, _WINDOW, SHAPE.timeout_s, one.wake, None)]
     one.receiver.poll(1)
     assert [listener.asked for listener in listeners] == [1, 1]

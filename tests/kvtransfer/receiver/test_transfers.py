@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import ANY
+
 import pytest
 
 from baton.base.errors import BatonError, ErrorKind
@@ -58,9 +60,8 @@ def test_a_transfer_from_its_ticket_to_its_answer(end: ReceivingEnd, rig: LinkRi
     assert not end.transfers.has_commits
     assert rig.link.transfers == set()
     assert rig.take_sent() == []
-    answer = frames.CommitAck(1, 5)
-    end.transfers._answer(1, answer)
-    assert rig.take_sent() == [answer, Credit((2,))]
+    end.transfers.acknowledge(1)
+    assert rig.take_sent() == [frames.CommitAck(1, ANY), Credit((2,))]
     assert (len(end.transfers), end.counters.dropped_unknown) == (0, 0)
 
 
@@ -87,7 +88,7 @@ def test_a_transfer_is_expected_once(end: ReceivingEnd, rig: LinkRig) -> None:
         end.transfers.expect(1, [0, 0], [])
     assert complaint(error) == (ErrorKind.CONFLICT, "transfer 1 was expected before")
     end.commit(rig, 1, [0, 0])
-    end.transfers._answer(1, frames.CommitAck(1, 5))
+    end.transfers.acknowledge(1)
     with pytest.raises(BatonError) as error:
         end.transfers.expect(1, [0, 0], [])
     assert complaint(error) == (ErrorKind.CONFLICT, "transfer 1 was expected before")
@@ -109,7 +110,7 @@ def test_only_a_committed_transfer_is_answered(end: ReceivingEnd, rig: LinkRig) 
     end.bind(rig, 1, [0, 0])
     for transfer in (1, 2):
         with pytest.raises(BatonError) as error:
-            end.transfers._answer(transfer, frames.CommitAck(transfer, 5))
+            end.transfers.acknowledge(transfer)
         assert complaint(error) == (ErrorKind.NOT_FOUND, f"transfer {transfer} waits for no answer")
     assert (rig.take_sent(), len(end.transfers)) == ([], 1)
 
@@ -145,9 +146,10 @@ def test_a_repeated_commit_gets_the_same_answer(end: ReceivingEnd, rig: LinkRig)
     end.commit(rig, 1, [0, 0])
     end.commit(rig, 1, [0, 0])  # not answered yet
     assert (rig.take_sent(), end.counters.dropped_unknown) == ([], 1)
-    end.transfers._answer(1, frames.CommitAck(1, 5))
+    end.transfers.acknowledge(1)
     end.commit(rig, 1, [0, 0])
-    assert rig.take_sent() == [frames.CommitAck(1, 5)] * 2
+    answer, repeated = rig.take_sent()
+    assert answer == repeated == frames.CommitAck(1, ANY)
     assert [type(event) for event in end.take_events()] == [Committed]
 
 
@@ -178,7 +180,7 @@ def test_bytes_after_the_commit_are_dropped(end: ReceivingEnd, rig: LinkRig) -> 
     end.bind(rig, 1, [0, 0])
     end.commit(rig, 1, [0, 0])
     end.send(rig, (1, 1, 0, 0), b"cccc")
-    end.transfers._answer(1, frames.CommitAck(1, 5))
+    end.transfers.acknowledge(1)
     rig.take_sent()
     end.send(rig, (1, 1, 0, 0), b"cccc")
     assert (rig.take_sent(), end.scattered, end.counters.dropped_unknown) == ([], [], 2)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.sender import routes
 from kvtransfer.sender.events import Acknowledged
 from kvtransfer.sender.routes import MAX_PAUSE_S, MIN_PAUSE_S, Fallbacks, LinkKey
 from kvtransfer.sender.transfer import Transfer
+from kvtransfer.transports.ipc.connector import IpcConnector
 from kvtransfer.transports.ipc.control import address_of
 from tests.kvtransfer.support.peers import Peers, Shape, make_peers
 
@@ -58,10 +60,10 @@ def test_a_route_that_breaks_soon_after_its_return_waits_longer() -> None:
 
 def test_kept_fallbacks_are_bounded() -> None:
     falls = Fallbacks()
-    for number in range(2000):
-        falls.fall_back(LinkKey((Endpoint("grpc", str(number)),), b""), 1, "broken", 0.0)
-    assert len(falls._fallbacks) == 1024
-    assert falls.skipped(LinkKey((Endpoint("grpc", "1999"),), b""), 0.0) == 1
+    keys = [LinkKey((Endpoint("grpc", str(number)),), b"") for number in range(2000)]
+    for key in keys:
+        falls.fall_back(key, 1, "broken", 0.0)
+    assert [falls.skipped(key, 0.0) for key in keys] == [0] * 976 + [1] * 1024
 
 
 @pytest.fixture
@@ -102,9 +104,7 @@ def finish(peers: Peers, transfer: Transfer) -> str:
 
 def broken_ipc(peers: Peers) -> None:
     assert finish(peers, half(peers, 1)) == "ipc"
-    (link,) = peers.sender._links.values()
-    assert link._window is not None
-    link._window.wire.close()
+    peers.wires[-1].close()
     peers.run_until(lambda: not peers.sender.links and not peers.receiver.links)
 
 
@@ -127,13 +127,23 @@ def test_a_link_returns_by_itself_and_transfers_end_where_they_are(
     peers.check_ledger()
 
 
-def test_an_unavailable_route_is_tried_less_and_less(peers: Peers) -> None:
-    peers.endpoints = (Endpoint("ipc", address_of("gone")), peers.endpoints[1])
-    numbers = peers.sender._link_numbers
+def test_an_unavailable_route_is_tried_less_and_less(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = Endpoint("ipc", address_of("gone"))
+    peers.endpoints = (gone, peers.endpoints[1])
+    tried: list[float] = []
+    opened = IpcConnector.open
+
+    def noted(connector: IpcConnector, endpoint: Endpoint, *arguments: Any) -> Any:
+        if endpoint == gone:
+            tried.append(time.monotonic())
+        return opened(connector, endpoint, *arguments)
+
+    monkeypatch.setattr(IpcConnector, "open", noted)
     assert finish(peers, half(peers, 1)) == "grpc"
-    key = LinkKey(peers.endpoints, WorkerIdentity(incarnation=b"\1" * 16).incarnation)
-    peers.run_until(lambda: peers.sender._fallbacks._fallbacks[key].pause_s > 0.5)
-    assert next(numbers) == 4  # the first link, and two retries: after 0.2 s and 0.4 s more
+    peers.run_until(lambda: len(tried) == 3)
+    first, second, third = tried
+    assert second - first >= 0.2
+    assert third - second >= 0.4
     assert finish(peers, half(peers, 10)) == "grpc"
     counters = peers.sender.counters
     assert (counters.link_fallbacks, counters.links_returned, counters.links_broken) == (1, 0, 0)

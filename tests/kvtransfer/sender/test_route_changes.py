@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from baton.base.errors import ErrorKind
-from tests.kvtransfer.support.peers import until
 from tests.kvtransfer.support.several_routes import LOST, SeveralRoutes, logged
+from tests.support.waiting import block_until
 
 FELL, RETURNED, ENDED = "link_fallback", "link_returned", "link_ended"
 
@@ -165,7 +165,7 @@ def test_a_link_that_is_needed_sooner_than_the_return_is_ready_takes_its_place(
     ways.cut(b)
     a.answering.set()
     # The receiver answers, and the sender does not look yet.
-    until(lambda: bool(a.pipes), lambda: ways.peers.receiver.poll(4))
+    block_until(lambda: bool(a.pipes), step=lambda: ways.peers.receiver.poll(4))
     assert ways.send(2) == "a"
     assert logged(caplog, RETURNED) == []
     assert a.asked[-1].keep_earlier is False

@@ -36,6 +36,14 @@ def peers() -> Iterator[Peers]:
     made.close()
 
 
+@pytest.fixture
+def misfits() -> Iterator[Peers]:
+    """The sender's model is another one."""
+    made = make_peers(Shape(), transport="auto", fingerprint=b"g" * 32)
+    yield made
+    made.close()
+
+
 @pytest.fixture(autouse=True)
 def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that fell stays where it is, unless a test is about its return."""
@@ -60,9 +68,7 @@ def send(peers: Peers, transfer: int) -> str:
 
 
 def wire(peers: Peers) -> SenderWire:
-    (link,) = peers.sender._links.values()
-    assert link._window is not None
-    return link._window.wire
+    return peers.wires[-1]
 
 
 def cut(peers: Peers) -> None:
@@ -106,8 +112,8 @@ def test_a_link_that_broke_is_followed_by_one_over_grpc(
     assert peers.sender.counters.link_fallbacks == 1
 
 
-def test_ends_that_do_not_fit_are_refused_over_the_first_route(peers: Peers) -> None:
-    peers.sender._settings = replace(peers.sender._settings, fingerprint=b"g" * 32)
+def test_ends_that_do_not_fit_are_refused_over_the_first_route(misfits: Peers) -> None:
+    peers = misfits
     transfer = peers.begin(1, [1])
     peers.push(transfer, 0, 0, 1)
     peers.run_until(lambda: 1 in peers.failures())

@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 
+from baton.device.link_device import LinkDevice
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
-from kvtransfer.sender.link import SendingLink
+from kvtransfer.link.interfaces import SenderWire
 from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceSenderWire
 from kvtransfer.transports.listen_config import ListenConfig
 from kvtransfer.transports.registry import make_connectors
 from tests.kvtransfer.support.device_rigs import FakeRig
-from tests.kvtransfer.support.fake_device import FakeDevice
-from tests.kvtransfer.support.peers import Peers, Shape, Store, make_receiver, make_sender
+from tests.kvtransfer.support.fake_device import FakeDevice, FakeStream
+from tests.kvtransfer.support.peers import Peers, Shape, Store, make_receiver, make_sender, recording
 
 SHAPE = Shape(block_bytes=(4096, 512), piece_bytes=4096, window_pieces=4)
 
@@ -36,15 +37,17 @@ class Ends:
         receiving = make_receiver(SHAPE, sink, woken.set, self._clock, device=device if receiver else None)
         endpoints = receiving.listen(ListenConfig("127.0.0.1", transport=transport))
         blocks = DeviceBlocks(self.rig.sender, ours) if sender else None
-        sending = make_sender(
-            SHAPE, source, woken.set, self._clock, make_connectors("auto", woken.set, blocks)
-        )
+        wires: list[SenderWire] = []
+        connectors = recording(make_connectors("auto", woken.set, blocks), wires)
+        sending = make_sender(SHAPE, source, woken.set, self._clock, connectors)
 
         def advance() -> None:
             woken.wait(self.rig.advance())
             woken.clear()
 
-        self.made.append(Peers(SHAPE, receiving, sending, endpoints, source, sink, advance, on_device=True))
+        self.made.append(
+            Peers(SHAPE, receiving, sending, endpoints, source, sink, advance, on_device=True, wires=wires)
+        )
         return self.made[-1]
 
     @staticmethod
@@ -52,16 +55,17 @@ class Ends:
         return time.monotonic()
 
 
-def link_of(peers: Peers) -> SendingLink:
-    (link,) = peers.sender._links.values()
-    return link
-
-
 def device_wire(peers: Peers) -> IpcDeviceSenderWire:
-    window = link_of(peers)._window
-    assert window is not None
-    assert isinstance(window.wire, IpcDeviceSenderWire)
-    return window.wire
+    """The sender's end of the link that was opened last."""
+    wire = peers.wires[-1]
+    assert isinstance(wire, IpcDeviceSenderWire)
+    return wire
+
+
+def streams_of(device: LinkDevice) -> list[FakeStream]:
+    """The streams that a fake device has given."""
+    assert isinstance(device, FakeDevice)
+    return device.streams
 
 
 def windows(ends: Ends) -> list[bool]:
@@ -77,4 +81,5 @@ def sent(peers: Peers, transfer: int) -> str:
     peers.run_until(lambda: transfer in peers.acknowledged())
     assert peers.equal(blocks, places)
     peers.check_ledger()
-    return link_of(peers).transport
+    (link,) = peers.sender.links
+    return link.transport

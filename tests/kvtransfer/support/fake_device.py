@@ -33,10 +33,10 @@ class Pump:
         self.at_once = seed is None
         self.stands = False  # while set, only work that is waited for is done
         self._dice = random.Random(seed)
-        self._streams: list[_FakeStream] = []
+        self._streams: list[FakeStream] = []
         self.steps = 0
 
-    def add(self, stream: _FakeStream) -> None:
+    def add(self, stream: FakeStream) -> None:
         self._streams.append(stream)
 
     def some(self) -> None:
@@ -50,6 +50,13 @@ class Pump:
             self._dice.choice(able).step()
             self.steps += 1
 
+    def step_one(self) -> bool:
+        """The first stream that is able to does one thing, even while the pump stands; False: none is."""
+        able = next((stream for stream in self._streams if stream.able()), None)
+        if able is not None:
+            able.step()
+        return able is not None
+
     def idle(self) -> bool:
         return not any(stream.left for stream in self._streams)
 
@@ -57,7 +64,7 @@ class Pump:
 class _FakeEvent:
     handle = 0
 
-    def __init__(self, stream: _FakeStream, place: int) -> None:
+    def __init__(self, stream: FakeStream, place: int) -> None:
         self.stream, self.place = stream, place
 
     def passed(self) -> bool:
@@ -79,7 +86,7 @@ class _Elsewhere:
         self.passed = event.query
 
 
-class _FakeStream:
+class FakeStream:
     handle = 0
 
     def __init__(self, pump: Pump) -> None:
@@ -179,6 +186,8 @@ class FakeDevice:
         self.name = name
         self.tensors_on = torch.device("cpu")
         self.allocated: list[_FakeMemory] = []
+        self.streams: list[FakeStream] = []
+        self.zeros: list[Tensor] = []
         # From now on: no allocation, no other's memory.
         self.full = self.blind = False
         self._pump = pump
@@ -208,7 +217,9 @@ class FakeDevice:
         return Mapped(int(memory.bytes.ctypes.data), lambda: None)
 
     def stream(self, *, high_priority: bool = False) -> LinkStream:
-        return _FakeStream(self._pump)
+        self.streams.append(FakeStream(self._pump))
+        return self.streams[-1]
 
     def host_zeros(self, rows: int, columns: int) -> Tensor:
-        return torch.zeros((rows, columns), dtype=torch.int64)
+        self.zeros.append(torch.zeros((rows, columns), dtype=torch.int64))
+        return self.zeros[-1]

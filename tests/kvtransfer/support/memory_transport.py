@@ -27,9 +27,10 @@ from kvtransfer.protocol.frames import (
 
 
 class Pipe:
-    """Both directions of one link."""
+    """Both directions of one link, and its receiver's staging."""
 
-    def __init__(self) -> None:
+    def __init__(self, staging: Staging) -> None:
+        self.staging = staging
         self.to_receiver: deque[bytes] = deque()
         self.to_sender: deque[bytes] = deque()
         self.error: BatonError | None = None
@@ -129,7 +130,7 @@ class _MemoryRequest:
 
     def grant(self, response: OpenLinkResponse, staging: Staging) -> MemoryReceiverWire:
         self.response = response
-        self.pipe = Pipe()
+        self.pipe = Pipe(staging)
         return MemoryReceiverWire(self.pipe, staging, self._wake)
 
     def refuse(self, error: BatonError) -> None:
@@ -144,11 +145,11 @@ class MemoryTransport:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._requests: deque[_MemoryRequest] = deque()
+        self.requests: deque[_MemoryRequest] = deque()
         self.pipes: list[Pipe] = []
 
     def next_request(self) -> LinkRequest | None:
-        return self._requests.popleft() if self._requests else None
+        return self.requests.popleft() if self.requests else None
 
     def close(self) -> None:
         for pipe in self.pipes:
@@ -162,7 +163,7 @@ class MemoryTransport:
     ) -> tuple[OpenLinkResponse, MemorySenderWire]:
         # Runs in the sender's opening thread; the loop answers from its own.
         call = _MemoryRequest(request, self._wake)
-        self._requests.append(call)
+        self.requests.append(call)
         self._wake()
         for _ in range(int(timeout_s * 1000)):
             if call.refusal is not None:

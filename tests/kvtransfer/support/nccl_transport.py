@@ -11,6 +11,7 @@ from baton.device.nccl_channel import NcclChannel
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.link.interfaces import Connector, Listener
+from kvtransfer.link.settings import ListenerSettings
 from kvtransfer.transports.nccl.connector import NcclConnector
 from kvtransfer.transports.nccl.endpoint import Channels, NcclEndpoint
 from kvtransfer.transports.nccl.listener import NcclListener
@@ -83,9 +84,8 @@ class NcclTransport:
         return NcclConnector(wake, self.sending, blocks)
 
     def listener(self) -> NcclListener:
-        return NcclListener(
-            "127.0.0.1", 0, peer_timeout_s=self._timeout, max_links=8, wake=self._wake, nccl=self.receiving
-        )
+        settings = ListenerSettings(self._wake, self._timeout, 8)
+        return NcclListener("127.0.0.1", 0, settings, self.receiving)
 
     def await_aborts(self) -> None:
         """Waits until NCCL itself has freed what closed links had. Freeing waits for all work on the device,

@@ -16,8 +16,9 @@ from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer, TransferState
 from tests.kvtransfer.support.memory_transport import Pipe
-from tests.kvtransfer.support.peers import FINGERPRINT, FakeClock, identity, until
+from tests.kvtransfer.support.peers import FINGERPRINT, FakeClock, identity
 from tests.kvtransfer.support.several_routes import SHAPE, SeveralRoutes
+from tests.support.waiting import block_until
 
 # More than a sender does in one poll, unless a test sets another bound.
 MANY = 99
@@ -42,7 +43,7 @@ class OneSender:
                 receiver.poll(1)
                 self.sender.poll(MANY)
 
-            until(lambda link=link: self.sender.counters.links_opened > link, both)  # type: ignore[misc]
+            block_until(lambda link=link: self.sender.counters.links_opened > link, step=both)  # type: ignore[misc]
             first.withdraw(WithdrawReason.FINISHED)
             self.reported(link)
 

@@ -16,7 +16,7 @@ from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from baton.v1.types_pb2 import Endpoint as Message
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
-from kvtransfer.link.interfaces import Connector, Listener
+from kvtransfer.link.interfaces import Connector, Listener, SenderWire
 from kvtransfer.link.settings import MAX_LINKS, LinkSettings, WindowSettings
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.link_auth import LinkAuth
@@ -33,6 +33,7 @@ from kvtransfer.transports.registry import make_connectors
 from tests.kvtransfer.support.device_rigs import DeviceRig
 from tests.kvtransfer.support.device_taps import Taps
 from tests.kvtransfer.support.owned_blocks import NewArray
+from tests.kvtransfer.support.wrapped import WrappedConnector
 
 FINGERPRINT = b"f" * 32
 SECRET = b"s" * 32
@@ -129,6 +130,8 @@ class Peers:
     pieces_a_poll: int = 4
     # Whether devices move the blocks, some time after they are enqueued.
     on_device: bool = False
+    # The sender's ends of the links that were opened.
+    wires: list[SenderWire] = field(default_factory=list)
 
     def ticket(
         self, transfer_id: int, counts: Sequence[int], held: Sequence[int] = (), **changes: object
@@ -261,20 +264,12 @@ class Peers:
         assert not self.source.pins
 
 
-def until(holds: Callable[[], bool], step: Callable[[], object], seconds: float = 20.0) -> None:
-    """Takes steps until it holds."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "not reached"
-        step()
-
-
 def make_receiver(
     shape: Shape, sink: Store, wake: Callable[[], None], clock: Callable[[], float], incarnation: int = 1,
     fingerprint: bytes = FINGERPRINT, device: DeviceSink | None = None, max_links: int = MAX_LINKS,
 ) -> Receiver:  # fmt: skip
     return Receiver(
-        settings=_settings(shape, "receiver", incarnation, fingerprint),
+        settings=_settings(shape, identity("receiver", incarnation), fingerprint),
         window=WindowSettings(shape.piece_bytes, shape.window_pieces, max_links),
         signer=TicketSigner(SECRET),
         sink=sink,
@@ -287,9 +282,10 @@ def make_receiver(
 def make_sender(
     shape: Shape, source: Store, wake: Callable[[], None], clock: Callable[[], float],
     connectors: Sequence[Connector], fingerprint: bytes = FINGERPRINT, incarnation: int = 1,
+    own: WorkerIdentity | None = None,
 ) -> Sender:  # fmt: skip
     return Sender(
-        settings=_settings(shape, "sender", incarnation, fingerprint),
+        settings=_settings(shape, own or identity("sender", incarnation), fingerprint),
         source=source,
         wake=wake,
         clock=clock,
@@ -297,8 +293,18 @@ def make_sender(
     )
 
 
-def _settings(shape: Shape, name: str, incarnation: int, fingerprint: bytes) -> LinkSettings:
-    return LinkSettings(identity(name, incarnation), fingerprint, shape.block_bytes, shape.timeout_s)
+def _settings(shape: Shape, own: WorkerIdentity, fingerprint: bytes) -> LinkSettings:
+    return LinkSettings(own, fingerprint, shape.block_bytes, shape.timeout_s)
+
+
+def recording(connectors: Sequence[Connector], wires: list[SenderWire]) -> list[WrappedConnector]:
+    """The connectors, which add each link's wire to `wires`."""
+
+    def record(wire: SenderWire) -> SenderWire:
+        wires.append(wire)
+        return wire
+
+    return [WrappedConnector(one, record) for one in connectors]
 
 
 def make_peers(
@@ -310,6 +316,8 @@ def make_peers(
     clock: Callable[[], float] = time.monotonic,
     woken: threading.Event | None = None,
     fingerprint: bytes = FINGERPRINT,
+    sender_identity: WorkerIdentity | None = None,
+    max_links: int = MAX_LINKS,
     rig: DeviceRig | None = None,
     tap: Callable[[Taps, Connector], Connector] = lambda taps, plain: plain,
     connect: Callable[[Callable[[], None], DeviceBlocks], Connector] = IpcConnector,
@@ -332,7 +340,7 @@ def make_peers(
         )  # fmt: skip
         taps = Taps(source.groups, shape.window_pieces, shape.piece_bytes, rig)
         connectors = ways(event.set, taps.blocks) if ways else [tap(taps, connect(event.set, taps.blocks))]
-    receiver = make_receiver(shape, sink, event.set, clock, device=device)
+    receiver = make_receiver(shape, sink, event.set, clock, device=device, max_links=max_links)
     if listener is None:
         endpoints = receiver.listen(ListenConfig("127.0.0.1", transport=transport, nccl=nccl, auth=auth))
     else:
@@ -340,10 +348,15 @@ def make_peers(
         endpoints = (listener.endpoint,)
     if not connectors:
         connectors = make_connectors(transport, event.set, auth=auth)
-    sender = make_sender(shape, source, event.set, clock, connectors, fingerprint)
+    wires: list[SenderWire] = []
+    sender = make_sender(
+        shape, source, event.set, clock, recording(connectors, wires), fingerprint, own=sender_identity
+    )
 
     def advance() -> None:
         event.wait(0.01 if rig is None else rig.advance())
         event.clear()
 
-    return Peers(shape, receiver, sender, endpoints, source, sink, advance, on_device=rig is not None)
+    return Peers(
+        shape, receiver, sender, endpoints, source, sink, advance, on_device=rig is not None, wires=wires
+    )

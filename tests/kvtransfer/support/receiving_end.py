@@ -18,6 +18,7 @@ from kvtransfer.protocol.frames import Commit, Metadata, Piece, ReceiverFrame, S
 from kvtransfer.protocol.piece_geometry import PieceGeometry
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import ReceiverCounters
+from kvtransfer.receiver.inbound_transfer import TransferContext
 from kvtransfer.receiver.link import Cut, ReceivingLink
 from kvtransfer.receiver.transfers import InboundTransfers
 from tests.kvtransfer.support.peers import SECRET, FakeClock, identity
@@ -135,9 +136,8 @@ class ReceivingEnd:
         self.counters = ReceiverCounters([0] * len(BLOCK_BYTES))
         self.scattered: list[tuple[int, int, int, int, bytes]] = []
         incarnation = identity("receiver").incarnation
-        self.transfers = InboundTransfers(
-            self.signer, incarnation, self, self.counters, TIMEOUT_S, self.clock
-        )
+        context = TransferContext(self.signer, incarnation, self, self.counters)
+        self.transfers = InboundTransfers(context, TIMEOUT_S, self.clock)
         self.take_events = self.transfers.take_events
 
     def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:

@@ -105,7 +105,8 @@ class SeveralRoutes:
         """Time passes; what is tried then has had its answer on return."""
         self.clock.now += seconds
         self.peers.step()
-        self.peers.run_until(lambda: not self.peers.sender._returning)
+        self.peers.run_until(lambda: not any(one.name == "link-open" for one in threading.enumerate()))
+        self.peers.step()
 
     def counted(self) -> tuple[int, int, int, int]:
         """Links that were opened, fell back, returned, broke."""

@@ -37,6 +37,15 @@ class WrappedWire:
         self._wire.close()
 
 
+def draw_kind(dice: random.Random, weights: Mapping[str, int], struck: Counter[str]) -> str:
+    """Draws a kind of fault by weight, "none" among them; as long as a kind has never struck, one of those.
+
+    How many links a run opens depends on time, so draws by weight alone would miss a kind now and then."""
+    missing = {kind: weight for kind, weight in weights.items() if kind != "none" and not struck[kind]}
+    drawn_from = missing or weights
+    return dice.choices(list(drawn_from), list(drawn_from.values()))[0]
+
+
 class CorruptedWire(WrappedWire, ABC):
     """A link with one fault, whose kind and message were drawn in advance."""
 
@@ -49,7 +58,7 @@ class CorruptedWire(WrappedWire, ABC):
         super().__init__(wire)
         self._dice = dice
         self._struck = struck
-        self._kind = dice.choices(list(weights), list(weights.values()))[0]
+        self._kind = draw_kind(dice, weights, struck)
         self._left = int(2 ** dice.uniform(0, 7))
 
     def put(self, piece: Piece, payload: memoryview) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
-from loadgen.analysis.metrics import LIMITABLE, limitable
+from loadgen.analysis.metrics import LIMITABLE, itl_of, limitable
 from loadgen.analysis.presets import PRESETS
 from loadgen.analysis.slo import Judge, parse_goodput
 from loadgen.analysis.summary import ReasonKind, Summary, summarize
@@ -41,6 +41,17 @@ ONE = record(10.0, [0.5, 0.6, 0.8, 0.9, 1.4], sent=10.1, ended=11.5)
 )
 def test_formulas(name: str, seconds: float) -> None:
     assert limitable(name).of(ONE) == pytest.approx(seconds)
+
+
+def test_tokens_of_a_message_share_its_gap() -> None:
+    """A message of three tokens after two single ones, then one of two; the first message has two tokens."""
+    several = record(0.0, [1.0, 1.0, 1.2, 1.8, 1.8, 1.8, 2.0, 2.0])
+    assert itl_of(several.token_times) == pytest.approx([0.0, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1])
+    assert limitable("itl_max").of(several) == pytest.approx(0.2)
+    assert limitable("itl_mean").of(several) == pytest.approx(1 / 7)
+    assert limitable("tpot").of(several) == pytest.approx(1 / 7)
+    assert limitable("tbt10").of(several) == pytest.approx(0.6)
+    assert itl_of([1.0]).tolist() == itl_of([]).tolist() == []
 
 
 def test_what_one_token_has() -> None:

@@ -21,7 +21,7 @@ def sent(server: Served, folder: Path) -> list[tuple[int, float, int]]:
     )
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", ["grpc", pytest.param("http", marks=pytest.mark.slow)])
 def test_a_server_is_sent_the_prompts_of_the_first_run(tmp_path: Path, protocol: str) -> None:
     folder, out = tmp_path / "first", tmp_path / "out"
     for name in ("a", "b"):

@@ -188,10 +188,10 @@ def test_a_difference_that_is_there_is_certain(tmp_path: Path) -> None:
 def test_a_difference_that_is_not_there_is_hardly_ever_certain(tmp_path: Path) -> None:
     base = make_run(tmp_path / "base", seed=100)
     certain = 0
-    for seed in range(8):
+    for seed in range(4):
         other = make_run(tmp_path / str(seed), seed=seed)
         certain += by_name(compare(base, other))["TTFT p50"].certain
-    assert certain <= 2
+    assert certain <= 1
 
 
 def test_runs_with_different_prompts_are_compared_with_a_word_of_caution(

@@ -123,8 +123,8 @@ def test_what_no_number_of_workers_reaches_is_reported(changes: dict[str, float]
         plan(PROFILE, dataclasses.replace(LOAD, **changes), 1.0)
 
 
-# bench/LOG.md, two H200 of 2026-11-26, one prefill and one decode worker: requests/s; TTFT, TPOT p50 in ms.
-# Where prefill is busier, TTFT is longer than predicted.
+# bench/LOG-2026-11.md, two H200 of 2026-11-26, one prefill and one decode worker: requests/s; TTFT, TPOT p50
+# in ms. Where prefill is busier, TTFT is longer than predicted.
 MEASURED = ((8.2, 29.0, 4.77), (16.6, 30.2, 5.16), (26.0, 38.2, 6.18), (32.5, None, 6.54), (38.1, None, 7.51))
 
 

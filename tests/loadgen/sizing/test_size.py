@@ -21,7 +21,7 @@ def test_prints_a_row_for_each_rate_within_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["size", "8b-h100", *WANTED, *LIMITS, "--spare", "1"]) == 0
     out = capsys.readouterr().out
-    assert "bench/LOG.md" in out
+    assert "bench/LOG-2026-11.md" in out
     assert "…" not in out
     rows = [line.split() for line in out.splitlines() if line.strip().endswith(("TPOT", "memory", "batch"))]
     assert [row[0] for row in rows] == ["10.0", "100"]
@@ -39,9 +39,9 @@ def test_json_has_the_whole_plan(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_profiles_name_a_source_that_exists(name: str) -> None:
     profile = read_profile(name)
-    log = (Path(__file__).parents[3] / "bench" / "LOG.md").read_text(encoding="utf-8")
     file, _, rest = profile.source.partition(", ")
-    assert file == "bench/LOG.md"
+    assert file.startswith("bench/LOG")
+    log = (Path(__file__).parents[3] / file).read_text(encoding="utf-8")
     assert f"## {rest.partition(' of ')[2][:10]}" in log
 
 
@@ -103,3 +103,11 @@ def test_a_file_that_is_no_yaml_is_one_line(tmp_path: Path, capsys: pytest.Captu
     file.write_text("{prefill_ms: [", encoding="utf-8")
     assert main(["size", str(file), *WANTED, *LIMITS]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_tokens_a_step_may_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["size", "8b-h200", *WANTED, *LIMITS, "--json", "--tokens-per-step"]
+    assert main([*arguments, "1.6"]) == 0
+    assert json.loads(capsys.readouterr().out)["profile"]["tokens_a_step"] == 1.6
+    assert main([*arguments, "0.9"]) == 2
+    assert "--tokens-per-step must lie between 1 and 8" in capsys.readouterr().err

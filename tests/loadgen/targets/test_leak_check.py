@@ -68,7 +68,7 @@ def test_what_is_held() -> None:
 def test_a_worker_without_an_audit_may_hold_anything() -> None:
     answer = status(error="connection refused")
     found = judge(answer)
-    assert (found.held, found.not_checked) == (None, "no audit of decode-0: connection refused")
+    assert (found.held, found.not_checked) == (None, "no counters of decode-0: connection refused")
     answer.workers.append(status(held=1).workers[0])
     assert judge(answer).held == ["decode-0: 1 slots in use"]
     assert judge(AdminServiceGetStatusResponse()).not_checked == "no worker is known"

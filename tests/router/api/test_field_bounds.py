@@ -67,6 +67,12 @@ ACCEPTED: dict[str, list[Any]] = {
     "include": [[], ["message.output_text.logprobs"], ["reasoning.encrypted_content"]],
     "prompt": ["a", ["a", "b"], [1, 2], [[1, 2], [3]], [1.0, 2.0], [[1.0], [2]]],
     "chat_template_kwargs": [{}, {"enable_thinking": False}],
+    "max_draft_tokens": [0, 7, 3.0],
+    "prediction": [
+        {"type": "content", "content": ""},
+        {"type": "content", "content": "b c"},
+        {"type": "content", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
+    ],
 }
 # Values of one endpoint alone.
 ONLY: list[tuple[str, dict[str, Any]]] = [

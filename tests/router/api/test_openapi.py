@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from starlette.routing import Route
 
 from baton.request_fields.field import Treatment
-from services.router.api.openapi import OPERATIONS, openapi_document
+from services.router.api.openapi import OPERATIONS, Operation, openapi_document
 from services.router.formats.field_table import TABLES
 from tests.router.api.test_refusals import REFUSED
 from tests.router.conftest import MODEL, SiteMaker
@@ -137,6 +137,20 @@ async def test_what_the_schema_refuses_is_refused(site: SiteMaker) -> None:
             body = {**base, "max_tokens": 2, field: value}
             assert is_valid("CompletionBody", body), field
             assert (await client.post("/v1/completions", json=body)).status_code == 200, field
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+async def test_refusals_ahead_of_the_operation_are_documented(site: SiteMaker, operation: Operation) -> None:
+    documented = openapi_document()["paths"][operation.path][operation.method]["responses"]
+    path = re.sub(r"{\w+}", "a", operation.path)
+    async with site() as here, http(here) as client:
+        answers = [await client.request(operation.method, path, headers={"host": "elsewhere.example"})]
+        if path != operation.path:
+            answers.append(await client.request(operation.method, path + "%01"))
+        assert [answer.status_code for answer in answers] == [403, 400][: len(answers)]
+        for answer in answers:
+            assert str(answer.status_code) in documented
+            check("Error", answer.json())
 
 
 class Page(HTMLParser):

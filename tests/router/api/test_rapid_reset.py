@@ -109,7 +109,7 @@ async def flood(site: SiteMaker, count: int) -> None:
                 grew = resident_bytes() - before
                 # Nothing of the attackers' runs or waits any more, at workers either: left alone it would run
                 # for half a minute.
-                await until(lambda: not here._not_released(), 15)
+                await until(lambda: not here.not_released(), 15)
                 print(f"{name}: {many} cancelled, {served} served meanwhile, {grew / _MIB:.1f} MiB more")
             assert grew < 64 * _MIB
 

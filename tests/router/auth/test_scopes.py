@@ -19,7 +19,7 @@ from services.common.config.tls import Auth
 from services.router.auth import scopes
 from services.router.auth.scopes import GRPC_RULES, HTTP_RULES, Access, check_grpc_rules, http_rule
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request
-from tests.router.http_client import complete, http
+from tests.router.http_client import complete, http, metric
 
 SCOPES = ("generate", "models", "metrics")
 GETS = (
@@ -71,8 +71,8 @@ async def test_http(site: SiteMaker, auth: Auth) -> None:
                     assert error["message"] == f"this API key does not have the scope {rule}"
                     assert "www-authenticate" not in answer.headers
         assert permitted == 4 * 5 + 5 + 2 + 1
-        assert here.router._keys is not None
-        assert here.router._keys.forbidden == {"http": 4 * len((*GETS, *POSTS)) - permitted}
+        forbidden = await metric(here, "baton_router_forbidden_total", **bearer("metrics"))
+        assert forbidden == {'api="http",model="fake"': 4 * len((*GETS, *POSTS)) - permitted}
         assert (await client.get("/nothing", headers=bearer("nothing"))).status_code == 404
         assert (await client.get("/v1/completions", headers=bearer("models"))).status_code == 403
 

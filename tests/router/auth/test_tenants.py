@@ -30,7 +30,7 @@ def auth(folder: Path, *entries: str) -> Auth:
 
 
 def account(here: Site, name: str) -> TenantAccount:
-    keys = here.router._keys
+    keys = here.router.keys
     assert isinstance(keys, TenantKeys)
     return keys.accounts[name]
 

@@ -20,7 +20,7 @@ from tests.router.conftest import MODEL
 from tests.router.fake_model import VOCAB
 
 FLOATS = tuple(field.name for field in SAMPLING_NUMBERS if field.kind is Kind.FLOAT)
-INTEGERS = ("top_k", "seed", "n", "max_tokens", "min_tokens", "logprobs")
+INTEGERS = ("top_k", "seed", "n", "max_tokens", "min_tokens", "logprobs", "max_draft_tokens")
 _BITS = {"seed": 64}
 _STOP_CHARS = BY_NAME["stop"].most_chars or 0
 TEXTS = ("a", "hé", "<|end|>", "<|pad|>x", "\0", "e" + "\u0301" * 40, "\U0001f600", " ", "x" * 300, "日本語")
@@ -47,6 +47,8 @@ class Ask:
         fields = dict(self.fields)
         if "logit_bias" in fields:
             fields["logit_bias"] = {str(token): bias for token, bias in fields["logit_bias"]}
+        if "prediction" in fields:
+            fields["prediction"] = {"type": "content", "content": fields["prediction"]}
         if "grammar" in fields:
             fields["structured_outputs"] = fields.pop("grammar")
         if "tools" in fields:
@@ -201,4 +203,5 @@ _OTHERS: dict[str, Callable[[random.Random], Any]] = {
     "stop": _stops,
     "stop_token_ids": lambda draw: [_token(draw) for _ in range(draw.choice((1, 2, 8, 9)))],
     "logit_bias": _biases,
+    "prediction": lambda draw: "a" * 16_385 if draw.random() < 0.1 else _text(draw),
 }

@@ -7,12 +7,14 @@ import asyncio
 import contextlib
 import json
 import random
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from services.router.api.http_api import HttpApi
+from services.router.http.half_closed import PATIENCE_S
 from tests.router.conftest import SiteMaker, until
 from tests.router.raw_http import connect, get, post
 
@@ -164,9 +166,15 @@ async def test_a_client_that_closes_its_sending_side(site: SiteMaker, step_s: fl
         address = here.addresses["http"]
         for version in (b"HTTP/1.1", b"HTTP/1.0"):
             one = post(max_tokens=15).replace(b"HTTP/1.1", version, 1)
+            began = time.monotonic()
             answer = await whole(address, one, eof=True)
+            is_late = time.monotonic() - began >= PATIENCE_S  # any may be, on a busy machine
             interim = b"HTTP/1.1 100 Continue\r\n\r\n"
-            assert answer.startswith(interim) == (step_s > 0.01 and version == b"HTTP/1.1"), answer
+            if answer.startswith(interim):
+                assert is_late
+                assert version == b"HTTP/1.1"
+            else:
+                assert step_s < 0.01 or version == b"HTTP/1.0", answer
             head, _, body = answer.removeprefix(interim).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200")
             assert json.loads(body)["usage"]["completion_tokens"] == 15

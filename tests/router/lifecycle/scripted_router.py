@@ -185,7 +185,7 @@ class ScriptedRouter:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, max_attempts: int = 3) -> None:
         self.clock = Clock()
         monkeypatch.setattr(timeline, "time", self.clock)
-        monkeypatch.setattr(attempt, "_HEAD_START_S", 0)
+        monkeypatch.setattr(attempt, "HEAD_START_S", 0)
         self.queue, self.prefixes, self.journal = ScriptedQueue(), ScriptedPrefixes(), ScriptedJournal()
         self.observations = Observations()
         queue: Any = self.queue
@@ -230,7 +230,7 @@ class ScriptedRouter:
 def a_pair(suffix: str = "0", *, sure: bool = False) -> Pair:
     """`sure`: its decode worker surely has room, so prompts go ahead of their tickets."""
     pair = Pair(suffix)
-    pair.decode.others.foreign_slots = 0 if sure else 1
+    pair.decode.others.other_router_slots = 0 if sure else 1
     pair.prefill_peer.answers["ProvideTicket"] = None
     return pair
 

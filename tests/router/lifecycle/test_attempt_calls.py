@@ -24,6 +24,7 @@ from baton.v1.prefill_pb2 import (
     ProvideTicketRequest,
     ProvideTicketResponse,
 )
+from baton.v1.router_pb2 import TokenIds
 from baton.v1.types_pb2 import Limits, Sampling
 from services.router.lifecycle import attempt_calls
 from services.router.request.request import Echo
@@ -78,6 +79,25 @@ async def test_the_reserve_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scene.calls.kv_bytes_shipped == 0
     scene.output.decode_started = True
     assert scene.calls.kv_bytes_shipped == 640
+
+
+async def test_a_reservation_has_the_prediction_and_the_most_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, prediction=TokenIds(ids=[7, 8]), max_draft_tokens=0)
+    scene.pair.decode_peer.answers["Reserve"] = ReserveResponse(ticket=TICKET)
+    await scene.calls.reserve()
+    (call,) = scene.pair.decode_peer.calls["Reserve"]
+    assert list(call.request.prediction_token_ids) == [7, 8]
+    assert call.request.HasField("max_draft_tokens")
+    assert call.request.max_draft_tokens == 0
+    assert not call.request.counts_in_every_message
+
+
+async def test_a_reservation_says_that_a_stop_string_may_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, stop=("X",))
+    scene.pair.decode_peer.answers["Reserve"] = ReserveResponse(ticket=TICKET)
+    await scene.calls.reserve()
+    (call,) = scene.pair.decode_peer.calls["Reserve"]
+    assert call.request.counts_in_every_message
 
 
 REFUSALS = [
@@ -192,7 +212,7 @@ async def test_the_ticket_follows(scene: Scene) -> None:
     await scene.calls.provide_ticket(TICKET)
     (call,) = scene.pair.prefill_peer.calls["ProvideTicket"]
     assert call.request == ProvideTicketRequest(attempt=ATTEMPT, ticket=TICKET)
-    assert call.timeout == attempt_calls._PROVIDE_TICKET_S
+    assert call.timeout == attempt_calls.PROVIDE_TICKET_S
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["prefill runs", "prefill has failed"])
@@ -231,7 +251,7 @@ async def test_whether_decode_has_the_sequence(
     assert await scene.calls.decode_has_sequence() is goes_on
     (call,) = scene.pair.decode_peer.calls["GetHandoff"]
     assert call.request == GetHandoffRequest(attempt=ATTEMPT)
-    assert call.timeout == attempt_calls._GET_HANDOFF_S
+    assert call.timeout == attempt_calls.GET_HANDOFF_S
     assert scene.pair.decode_peer.calls["Attach"] == []
 
 

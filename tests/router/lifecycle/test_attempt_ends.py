@@ -197,7 +197,7 @@ async def test_prefills_call_may_end_once_decode_has_started(
 ) -> None:
     call = await scene.prefilling()
     scene.thaw()
-    monkeypatch.setattr(attempt_calls, "_TAIL_S", 0.1)
+    monkeypatch.setattr(attempt_calls, "TAIL_S", 0.1)
     scene.output.decode_started = followed
     if handed_off:
         call.emit(handed_off=HandedOff())

@@ -123,9 +123,8 @@ async def test_a_lost_worker_is_asked_once(pauses: list[float]) -> None:
     assert (len(decode.asked), pauses, worker.claimed_slots) == (1, [], 0)
 
 
-async def test_a_cancel_without_any_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_GIVE_UP_S", 0.01)
-    cancels, worker = Cancels(), worker_of(Decode(hangs=True))
+async def test_a_cancel_without_any_answer_is_given_up() -> None:
+    cancels, worker = Cancels(give_up_s=0.01), worker_of(Decode(hangs=True))
     with structlog.testing.capture_logs() as logs:
         for unanswered in (1, 2):
             cancels.send(claim_of(worker), ATTEMPT)

@@ -92,9 +92,9 @@ async def test_of_what_a_worker_calls_invalid_only_a_grammar_is_the_clients(
 async def test_with_other_routers_the_reservation_comes_first(site: SiteMaker) -> None:
     async with site() as here:
         decode = here.worker("decode-0")
-        decode.behaviour.foreign_slots = 2
+        decode.behaviour.other_router_slots = 2
         known = next(one for one in here.router.directory.workers if one.name == "decode-0")
-        await until(lambda: known.others.foreign_slots == 2)
+        await until(lambda: known.others.other_router_slots == 2)
         assert tokens_of(await here.generate(ids_request(PROMPT, 6))) == expected(PROMPT, 6)
         request = here.worker("prefill-0").prefill.requests[0]
         assert not request.ticket_follows

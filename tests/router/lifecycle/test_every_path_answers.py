@@ -4,7 +4,6 @@ places are free again."""
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import time
 from pathlib import Path
@@ -17,10 +16,12 @@ import pytest
 
 from services.common.config.tls import Auth
 from services.router.formats.openai.completions import CompletionFormatter
+from services.router.lifecycle.attempt import Attempt
 from services.router.lifecycle.observations import Observations
 from services.router.lifecycle.output_state import OutputState
 from services.router.lifecycle.request_lifecycle import RequestLifecycle
 from services.router.lifecycle.timeline import RequestTimeline
+from services.router.observability.store import Store
 from services.router.placement.prefix_affinity import PrefixAffinity
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.tokenization.request_reader import RequestReader
@@ -43,8 +44,7 @@ STEPS = (
     (OutputState, "finish"),
     (OutputState, "end"),
     (Observations, "ended"),
-    (RequestLifecycle, "_attempt"),
-    (RequestLifecycle, "_fail"),
+    (Attempt, "run"),
     (RequestLifecycle, "__init__"),
     (CompletionFormatter, "chunks"),
     (CompletionFormatter, "whole"),
@@ -52,13 +52,13 @@ STEPS = (
 
 
 class Journal:
-    """A journal of which one method fails."""
+    """A journal of which at most one method fails."""
 
-    def __init__(self, failing: str) -> None:
-        self._failing = failing
+    def __init__(self) -> None:
+        self.failing = ""
 
     def __getattr__(self, name: str) -> Any:
-        return fail if name == self._failing else lambda *_: None
+        return fail if name == self.failing else lambda *_: None
 
 
 def fail(*_: object, **__: object) -> None:
@@ -107,6 +107,8 @@ async def each_way(here: Site, client: httpx.AsyncClient) -> list[str]:
 async def test_defects(
     site: SiteMaker, limited: Auth, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    journal = Journal()
+    monkeypatch.setattr(Store, "journal", journal)
     async with site(auth=limited) as here, http(here) as client:
         client.headers.update(dict(KEY))
         for owner, name in STEPS:
@@ -115,12 +117,9 @@ async def test_defects(
                 found = await each_way(here, client)
                 print(owner.__name__, name, found.count("failed"))
             assert (await each_way(here, client)) == ["ok"] * 3, (owner, name)
-        deps = here.router.dispatcher._deps
-        for name in ("append", "close"):
-            journal: Any = Journal(name)
-            here.router.dispatcher._deps = dataclasses.replace(deps, journal=journal)
+        for journal.failing in ("append", "close"):
             await each_way(here, client)
-            here.router.dispatcher._deps = deps
+        journal.failing = ""
         assert await each_way(here, client) == ["ok"] * 3
     printed = "".join(capsys.readouterr())
     assert "RequestTimeline mark 3" in printed
@@ -144,8 +143,9 @@ async def test_a_cancelled_task_is_an_answer(site: SiteMaker) -> None:
     async with site() as here:
         requests = await here.router.admission.generate(ids_request([1, 2], 4).SerializeToString(), 5)
         available = asyncio.Event()
+        before = asyncio.all_tasks()
         async with here.router.dispatcher.run(requests[0], available) as outbox:
-            (task,) = here.router.dispatcher._tasks
+            (task,) = asyncio.all_tasks() - before
             task.cancel()
             await asyncio.wait_for(available.wait(), 5)
             with pytest.raises(Exception, match="the request was cancelled"):

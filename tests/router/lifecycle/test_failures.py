@@ -19,6 +19,7 @@ from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 from tests.router.fake_prefill import EXPOSED_NS
 from tests.router.fake_workers import FakeWorker
+from tests.support.fewer import each_value_once
 
 PROMPT = [9, 8, 7]
 COUNT = 24
@@ -60,7 +61,7 @@ async def test_a_refused_reserve_goes_to_the_other_worker(site: SiteMaker) -> No
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Routers ask after attempts that are silent for a tenth of a second."""
     monkeypatch.setattr(silent_attempts, "SILENT_S", 0.1)
-    monkeypatch.setattr(silent_attempts, "_LOOK_S", 0.02)
+    monkeypatch.setattr(silent_attempts, "LOOK_S", 0.02)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -170,7 +171,7 @@ async def test_usage_is_complete_if_decode_ends_before_prefill_reports(site: Sit
 async def test_prefills_call_is_cancelled_if_it_does_not_end(
     site: SiteMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt_calls, "_TAIL_S", 0.05)
+    monkeypatch.setattr(attempt_calls, "TAIL_S", 0.05)
     async with site() as here:
         prefill = here.worker("prefill-0")
         prefill.behaviour.overtake_s = 30.0
@@ -286,12 +287,12 @@ async def test_a_decode_worker_that_reports_its_end_is_lost_at_once(
     monkeypatch.setattr(liveness, "LIVENESS_TIMEOUT_S", 60.0)
     async with site() as here, dying(here, "decode-9") as (worker, _):
         await _add_worker(here, worker)
-        here.worker("decode-0").behaviour.foreign_slots = 8
+        here.worker("decode-0").behaviour.other_router_slots = 8
         await until(lambda: here.router.directory.workers[1].free_slots == 0)
         worker.behaviour.step_s = 0.02
         call = asyncio.create_task(served(here))
         await until(lambda: any(ticket.emitted for ticket in worker.decode.tickets.values()))
-        here.worker("decode-0").behaviour.foreign_slots = 0
+        here.worker("decode-0").behaviour.other_router_slots = 0
         worker.behaviour.over = True
         assert await call == 2
         assert here.worker("decode-0").decode.reserves[0].first_number > 0
@@ -396,7 +397,7 @@ async def test_a_full_queue_is_waited_for_and_is_no_failed_attempt(site: SiteMak
     """Whichever worker's: prompts and reservations are refused many more times than attempts are made."""
     async with site(prefill=1, decode=1, max_attempts=1, queue_timeout_s=60.0) as here:
         behaviours = [here.worker(name).behaviour for name in ("prefill-0", "decode-0")]
-        behaviours[1].foreign_slots = others
+        behaviours[1].other_router_slots = others
         for each in range(3):
             behaviours[0].full_prefills, behaviours[1].refuse_reserves = 4 + each, 3
             results = await asyncio.gather(
@@ -438,8 +439,7 @@ async def test_the_routers_own_deadline_holds(site: SiteMaker) -> None:
         await here.quiet()
 
 
-@pytest.mark.parametrize("role", ["pair", "both"])
-@pytest.mark.parametrize("delay_ms", [0, 1, 2, 4, 8, 15, 30, 60])
+@pytest.mark.parametrize(("delay_ms", "role"), each_value_once([0, 1, 2, 4, 8, 15, 30, 60], ["pair", "both"]))
 async def test_cancels_leave_nothing_behind(site: SiteMaker, role: str, delay_ms: int) -> None:
     counts = {"prefill": 0, "decode": 0, "both": 1} if role == "both" else {}
     async with site(slots=4, **counts) as here:

@@ -10,10 +10,11 @@ import pytest
 from baton.base.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import SequenceOutput
 from baton.v1.prefill_pb2 import FirstToken, PromptLogprobs
-from baton.v1.types_pb2 import Attempt, FinishReason, Sampling
+from baton.v1.router_pb2 import TokenIds
+from baton.v1.types_pb2 import Attempt, DraftCounts, FinishReason, Sampling
 from services.router.lifecycle.outbox import Outbox
 from services.router.lifecycle.output_state import OutputState
-from services.router.request.request import Delta, Echo, Request
+from services.router.request.request import Delta, Echo, Finish, Request
 from tests.router.lifecycle.scripted_attempt import an_output
 from tests.router.lifecycle.scripted_workers import REQUEST_ID, logprobs_message
 
@@ -38,7 +39,11 @@ FRESH: dict[str, Any] = {
 
 
 def an_output_of(
-    *, logprobs: bool = False, echo: bool = False, attempt: int = 1
+    *,
+    logprobs: bool = False,
+    echo: bool = False,
+    attempt: int = 1,
+    predicted: bool = False,
 ) -> tuple[OutputState, Outbox]:
     """The output of a request for four tokens after a prompt of five."""
     sampling = Sampling(logprobs=2) if logprobs or echo else Sampling()
@@ -53,6 +58,7 @@ def an_output_of(
         arrived_ns=0,
         deadline=0.0,
         echo=Echo("") if echo else None,
+        prediction=TokenIds(ids=[1, 2]) if predicted else None,
     )
     output, outbox = an_output(request)
     if attempt:
@@ -316,6 +322,62 @@ def test_the_first_error_of_an_attempt_counts() -> None:
     output.lose(first)
     output.lose(second)
     assert output.attempt_error is first
+
+
+def counts(*numbers: int) -> DraftCounts:
+    """Steps, drafts, accepted ones, and the same of the prediction's."""
+    names = [field.name for field in DraftCounts.DESCRIPTOR.fields]
+    return DraftCounts(**dict(zip(names, numbers, strict=True)))
+
+
+def used(output: OutputState) -> tuple[int, int]:
+    usage = output.usage
+    return usage.accepted_prediction_tokens, usage.rejected_prediction_tokens
+
+
+def test_drafts_are_those_of_all_attempts_as_each_reported_them_last() -> None:
+    output, outbox = an_output_of(predicted=True)
+    assert used(output) == (0, 0)
+    output.accept_decoded(decoded(0, [10], drafts=counts(1, 3, 1, 2, 1)))
+    assert used(output) == (1, 1)
+    output.accept_decoded(decoded(1, [11], PREEMPTED, drafts=counts(2, 6, 3, 5, 2)))
+    output.begin(2)
+    output.accept_decoded(decoded(1, [11, 12], attempt=1, drafts=counts(9, 9, 9, 9, 9)))  # too late
+    output.accept_decoded(decoded(2, [12], attempt=2))
+    assert used(output) == (2, 3)
+    output.accept_decoded(decoded(3, [13], LENGTH, attempt=2, drafts=counts(1, 1, 0, 1, 0)))
+    assert used(output) == (2, 4)
+    output.end(Finish.LENGTH)
+    last = delivered(outbox)
+    assert last.trace is not None
+    assert last.trace.drafts == counts(3, 7, 3, 6, 2)
+    assert last.usage == output.usage
+
+
+def test_without_a_prediction_drafts_are_those_of_the_end() -> None:
+    output, outbox = an_output_of()
+    output.accept_decoded(decoded(0, [10], drafts=counts(5, 5, 5, 0, 0)))
+    output.accept_decoded(decoded(1, [11, 12, 13], LENGTH, drafts=counts(2, 2, 1, 0, 0)))
+    output.end(Finish.LENGTH)
+    last = delivered(outbox)
+    assert last.trace is not None
+    assert last.trace.drafts == counts(2, 2, 1, 0, 0)
+
+
+def test_a_worker_that_counts_nothing_leaves_no_counts() -> None:
+    output, outbox = an_output_of(predicted=True)
+    output.accept_decoded(decoded(0, [10, 11, 12, 13], LENGTH))
+    output.end(Finish.LENGTH)
+    last = delivered(outbox)
+    assert last.trace is not None
+    assert not last.trace.HasField("drafts")
+    assert used(output) == (0, 0)
+
+
+def test_more_accepted_drafts_than_drafts_reject_none() -> None:
+    output, _ = an_output_of(predicted=True)
+    output.accept_decoded(decoded(0, [10], drafts=counts(1, 1, 2, 1, 2)))
+    assert used(output) == (2, 0)
 
 
 async def test_only_what_needs_a_decision_wakes_the_request() -> None:

@@ -190,7 +190,11 @@ async def test_decode_may_report_everything_first(router: ScriptedRouter) -> Non
     assert list(delta.trace.stages)[-4:] == stages(**came)
 
 
-async def test_a_stop_string_ends_the_output_and_the_attempt(router: ScriptedRouter) -> None:
+@pytest.mark.parametrize("messages", [[[98, 99, 100]], [[98], [99, 100]], [[98, 99], [100]]])
+async def test_a_stop_string_ends_the_output_and_the_attempt(
+    router: ScriptedRouter, messages: list[list[int]]
+) -> None:
+    """Wherever the messages that have it are divided, and whatever they have behind it."""
     pair = a_pair()
     async with router.running(request_of(stop=("bc",))) as outbox:
         prefill = await router.prefilling(pair)
@@ -198,7 +202,10 @@ async def test_a_stop_string_ends_the_output_and_the_attempt(router: ScriptedRou
         prefill.emit(handed_off=HandedOff(exposed_ns=6))
         prefill.end()
         await quiesced()
-        pair.output(1, 1, [98, 99, 100])
+        number = 1
+        for message in messages:
+            pair.output(1, number, message)
+            number += len(message)
         await quiesced()
         delta = rest_of(outbox)
         (cancel,) = pair.decode_peer.calls["Cancel"]

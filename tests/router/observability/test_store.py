@@ -24,7 +24,6 @@ from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, tokens_of
 from tests.router.fake_model import expected
 from tests.router.fake_workers import FakeCluster, FakeWorker
 from tests.router.http_client import http
-from tests.state import waiting
 from tests.state.journal_reader import open_ids, read_journal
 from tests.state.opened import open_state
 
@@ -64,7 +63,7 @@ async def all_closed(here: Site, reader: State) -> None:
     async def empty() -> bool:
         return await reader.journal.count_open() == 0
 
-    await waiting.until(empty, 3)
+    await until(empty, 3)
     status = await store(here)
     assert (status.journal_open, status.journal_pending, status.journal_dropped) == (0, 0, 0)
 

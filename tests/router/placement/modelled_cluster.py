@@ -185,6 +185,7 @@ class Cluster:
         self._heartbeat_s = heartbeat_s
         loop = asyncio.get_running_loop()
         self.queues: list[WaitingQueue] = []
+        self.placements: list[Placement] = []
         self.views: list[list[Worker]] = []
         for _ in range(routers):
             workers = []
@@ -195,10 +196,12 @@ class Cluster:
                 worker.backlog, worker.turnover = Backlog(loop.time), Turnover(loop.time)
                 worker.prefill_share, worker.loads = PrefillShare(loop.time), LoadHistory(loop.time)
                 workers.append(worker)
-            queue = WaitingQueue(make(Found(workers), workers), max_waiting, 60.0)
+            placement = make(Found(workers), workers)
+            queue = WaitingQueue(placement, max_waiting, 60.0)
             for worker in workers:
                 worker.changed = queue.place_waiting
             self.queues.append(queue)
+            self.placements.append(placement)
             self.views.append(workers)
         self._beating = asyncio.create_task(self._beat())
 

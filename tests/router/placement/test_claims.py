@@ -57,7 +57,7 @@ def test_a_prompt_may_start_before_its_reservation_if_decode_certainly_has_a_slo
     prefill, decode, both = workers_of(PREFILL, DECODE, BOTH)
     assert Claim(prefill, decode, 1, 1).has_certain_room
     assert not Claim(both, both, 1, 1).has_certain_room
-    decode.others.foreign_slots = 1
+    decode.others.other_router_slots = 1
     assert not Claim(prefill, decode, 1, 1).has_certain_room
 
 

@@ -10,7 +10,7 @@ from services.router.request.request import ClientCall
 from services.router.workers.worker import Worker
 from tests.loadgen.virtual_time import run_virtual
 from tests.router.placement.modelled_cluster import Cluster, Machine
-from tests.router.placement.test_prefill_duty import aware
+from tests.router.placement.test_prefill_division import aware
 
 # Tokens of the system prompt, which all workers have cached, of each message and of each answer.
 SYSTEM, MESSAGE, ANSWER, TURNS = 1024, 128, 64, 5

@@ -25,6 +25,7 @@ from baton.rpc.grpc_errors import from_status
 from baton.v1.router_pb2 import GenerateRequest, GenerateResponse
 from baton.v1.types_pb2 import Choices, Grammar, WorkerRole
 from baton.v1.worker_pb2 import WorkerLimits
+from services.router.placement.announced import Announced
 from tests.router.conftest import EOS, Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 from tests.router.fake_workers import FakeWorker
@@ -227,10 +228,10 @@ async def run_pool(site: SiteMaker, seed: int, count: int) -> None:
         assert here.router.readiness.ready() == bool(live)
         if live:
             await answers(here, asks, live, live)
-        announced = here.router.pools.announced
-        now = announced._clock()
-        announced._clock = lambda: now
-        here.router.queue.timeout_s, announced._keep_s = SHORT_S, KEEP_S
+        now, pools = 0.0, here.router.pools
+        announced = pools.announced = Announced(pools.members, KEEP_S, clock=lambda: now)
+        announced.review()
+        here.router.queue.timeout_s = SHORT_S
         before = announced.pairs
         await leaving.aclose()
         await until(lambda: gone.name not in alive(here))

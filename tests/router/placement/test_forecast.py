@@ -8,14 +8,15 @@ import pytest
 
 from baton.base.prefill_defaults import MOST_PREFILL_SHARE
 from baton.perf_model.curve import Curve
-from baton.perf_model.kv_costs import HANDOFF_S
-from baton.perf_model.step_costs import StepCosts
+from baton.perf_model.step_costs import HANDOFF_S, StepCosts
 from services.router.placement.forecast import (
     TPOT_SAFETY,
     TTFT_SAFETY,
     PromptAt,
+    knows_sequences,
     loaded_step_s,
     mean_context,
+    meets_alone,
     prefill_delay_s,
     prefill_misses,
     sequence_delay_s,
@@ -24,7 +25,7 @@ from services.router.placement.forecast import (
     usual_output,
 )
 from services.router.request.slo import Due
-from services.router.workers.backlog import Turn
+from services.router.workers.backlog import PromptWait
 from services.router.workers.decode_load import DecodeLoad
 from services.router.workers.other_claims import SiblingCounts
 from services.router.workers.recent_work import Turnover
@@ -111,7 +112,7 @@ def test_an_empty_worker_has_all_its_room() -> None:
 @pytest.mark.parametrize("over", [1.0, 1.04])
 def test_a_prompt_makes_those_miss_that_may_still_meet_their_limits(over: float) -> None:
     """Room is for what runs at a first token, so steps of all that hold slots may seem a little too long."""
-    worker, prompt = decoding(8, curve=False), PromptAt(0.1, Turn(0.0, 0))
+    worker, prompt = decoding(8, curve=False), PromptAt(0.1, PromptWait(0.0, 0))
     limit_s = step_s(worker, 0) / TPOT_SAFETY / over
     worker.tpot_limits = [limit_s] * 8
     assert prefill_misses(worker, prompt, left_s=None) == 8
@@ -121,11 +122,25 @@ def test_a_prompt_makes_those_miss_that_may_still_meet_their_limits(over: float)
 
 def test_a_prompt_delays_sequences_of_other_processes() -> None:
     """Also where this process has none at the worker that says how near they are to their limits."""
-    worker, prompt = bare_worker("both-0", slots=16, receives_handoffs=True), PromptAt(0.1, Turn(0.0, 0))
+    worker, prompt = (
+        bare_worker("both-0", slots=16, receives_handoffs=True),
+        PromptAt(0.1, PromptWait(0.0, 0)),
+    )
     worker.costs = StepCosts(decode_step_s=0.005)
     assert prefill_delay_s(worker, prompt, handed_over=False, behind=0) == pytest.approx(0.1)
     worker.set_siblings(SiblingCounts(processes=1, slots=3, context=3 * CONTEXT))
     assert prefill_delay_s(worker, prompt, handed_over=False, behind=0) == pytest.approx(0.4)
+
+
+def test_tokens_a_step_shorten_what_is_predicted() -> None:
+    """Steps of two rows a sequence that give two tokens are as steps of half the length."""
+    one, two = bare_worker("decode-0", slots=16), bare_worker("decode-1", slots=16)
+    one.costs = StepCosts(decode_step_s=0.003, decode_context_token_s=1e-8)
+    two.costs = StepCosts(decode_step_s=0.006, decode_context_token_s=2e-8, tokens_a_step=2.0)
+    for tpot_s in (0.0029, 0.0033):
+        assert meets_alone(one, tpot_s, 1000) is meets_alone(two, tpot_s, 1000) is (tpot_s > 0.003)
+        assert sequences_within(one, tpot_s, 1000) == sequences_within(two, tpot_s, 1000)
+    assert knows_sequences(one, 1000) is knows_sequences(two, 1000) is True
 
 
 def test_a_long_max_tokens_is_no_prediction() -> None:
@@ -140,14 +155,14 @@ def test_prompts_leave_decode_an_eighth_of_the_time(share: float, times: float) 
 
 
 def test_a_first_token_is_in_time_with_a_margin() -> None:
-    worker, prompt = bare_worker("prefill-0"), PromptAt(0.08, Turn(0.015, 0))
+    worker, prompt = bare_worker("prefill-0"), PromptAt(0.08, PromptWait(0.015, 0))
     assert TTFT_SAFETY == 0.95
     assert prefill_misses(worker, prompt, left_s=0.101) == 0
     assert prefill_misses(worker, prompt, left_s=0.099) == 1
 
 
 def test_a_handoff_delays_a_first_token() -> None:
-    worker, prompt = bare_worker("prefill-0"), PromptAt(0.1, Turn(0.0, 0))
+    worker, prompt = bare_worker("prefill-0"), PromptAt(0.1, PromptWait(0.0, 0))
     own = prefill_delay_s(worker, prompt, handed_over=False, behind=0)
     assert prefill_delay_s(worker, prompt, handed_over=True, behind=0) == pytest.approx(own + HANDOFF_S)
     assert HANDOFF_S == 0.002
@@ -158,7 +173,7 @@ def test_a_handoff_delays_a_first_token() -> None:
 )
 def test_how_much_a_second_of_a_prompts_delay_counts(used: float, weight: float) -> None:
     """`used`: the share of its limit after which its first token comes."""
-    worker, prompt = bare_worker("prefill-0"), PromptAt(0.1, Turn(0.0, 0))
+    worker, prompt = bare_worker("prefill-0"), PromptAt(0.1, PromptWait(0.0, 0))
     due = Due(left_s=0.1 / used, limit_s=0.1 / used)
     delay_s = prefill_delay_s(worker, prompt, handed_over=False, behind=0, due=due)
     assert delay_s == pytest.approx(0.1 * weight)

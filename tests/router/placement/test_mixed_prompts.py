@@ -13,7 +13,7 @@ import pytest
 
 from services.router.placement.placement import Placement
 from services.router.request.slo import Slo
-from services.router.workers.backlog import Backlog, Prompt, Turn
+from services.router.workers.backlog import Backlog, Prompt, PromptWait
 from tests.loadgen.virtual_time import run_virtual
 from tests.router.placement.modelled_cluster import COSTS, Cluster, Machine, Served
 from tests.router.workers.bare_workers import pools_of
@@ -81,29 +81,31 @@ MIXED = Mix({SHORT: 0.9, LONG: 0.1}, {SHORT: 0.25, LONG: 1.5})
 UNIFORM = Mix({1024: 1.0}, {1024: 0.5})
 
 
-def as_they_came(self: Backlog, seconds: float, left_s: float | None = None, queued: object = ()) -> Turn:
+def as_they_came(
+    self: Backlog, seconds: float, left_s: float | None = None, queued: object = ()
+) -> PromptWait:
     """The prediction that prompts are computed as they came."""
     assert isinstance(queued, list | tuple)
-    return Turn(self.wait_s + sum(one.seconds for one in queued if isinstance(one, Prompt)))
+    return PromptWait(self.wait_s + sum(one.seconds for one in queued if isinstance(one, Prompt)))
 
 
 def test_short_prompts_are_not_refused_for_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the rate that the worker sustains hardly any request is refused. A third of the short prompts would
     be if their first tokens were predicted first come, first served."""
     assert in_time(MIXED, served(MIXED, 1.0)) >= 0.98
-    monkeypatch.setattr(Backlog, "turn", as_they_came)
+    monkeypatch.setattr(Backlog, "wait_of", as_they_came)
     assert in_time(MIXED, served(MIXED, 1.0)) < 0.8
 
 
 def test_what_is_let_in_under_overload_is_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     over = served(MIXED, 1.3)
     assert in_time(MIXED, let_in(over)) >= 0.98
-    monkeypatch.setattr(Backlog, "turn", as_they_came)
+    monkeypatch.setattr(Backlog, "wait_of", as_they_came)
     assert in_time(MIXED, over) >= 1.5 * in_time(MIXED, served(MIXED, 1.3))
 
 
 def test_prompts_of_one_length_are_served_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     by_order = served(UNIFORM, 1.3, 4)
-    monkeypatch.setattr(Backlog, "turn", as_they_came)
+    monkeypatch.setattr(Backlog, "wait_of", as_they_came)
     assert in_time(UNIFORM, by_order) >= in_time(UNIFORM, served(UNIFORM, 1.3, 4)) - 0.01
     assert in_time(UNIFORM, let_in(by_order)) == 1

@@ -116,11 +116,9 @@ async def test_an_output_adds_nothing_without_a_cache_or_a_live_worker() -> None
         assert prefixes.cached_tokens(at, await prefixes.hash_prompt(PROMPT)) == 0
 
 
-async def test_long_outputs_are_hashed_in_a_thread_and_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.router.placement.prefix_affinity._LONG_TOKENS", 8)
-    monkeypatch.setattr("services.router.placement.prefix_affinity._MAX_OUTPUTS", 1)
+async def test_long_outputs_are_hashed_in_a_thread_and_only_so_many() -> None:
     one, two = worker(1), worker(2)
-    prefixes = PrefixAffinity(SECRET, lambda: [one, two])
+    prefixes = PrefixAffinity(SECRET, lambda: [one, two], long_tokens=8, max_outputs=1)
     prompt, whole = await prefixes.hash_prompt(PROMPT[:10]), await prefixes.hash_prompt([*PROMPT, 50])
     for at in (one, two):
         prefixes.output_ended(at, prompt, PROMPT[:10], PROMPT[10:])

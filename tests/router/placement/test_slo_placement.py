@@ -271,6 +271,7 @@ def test_all_is_well_again_soon_after_an_overload(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("in_order_of_arrival")
+@pytest.mark.slow
 def test_a_decode_worker_that_prefills_conditionally_is_no_worse_than_either_arrangement() -> None:
     """One prefill worker beside a combined one that receives handoffs. At 8 ms the combined one may hardly
     prefill, and two combined workers are worse; at 12 ms it must, and prefill and decode apart are worse; so
@@ -306,8 +307,8 @@ def test_decode_with_time_to_spare_computes_prompts_before_requests_are_late(
 
     assert share(44, 12, seed=1) >= 0.97
     assert share(50, 20, seed=2) >= 0.97
-    monkeypatch.setattr(forecast, "_stream_urgency", lambda used: 1.0)
-    monkeypatch.setattr(forecast, "_prompt_urgency", lambda first_token_s, due: 1.0)
+    monkeypatch.setattr(forecast, "stream_urgency", lambda used: 1.0)
+    monkeypatch.setattr(forecast, "prompt_urgency", lambda first_token_s, due: 1.0)
     assert share(44, 12, seed=1) <= 0.92
     assert share(50, 20, seed=2) <= 0.85
 

@@ -31,7 +31,12 @@ class ModelledView(SiblingView):
     """Reports by calls in place of sockets, and only after changes."""
 
     def __init__(
-        self, index: int, workers: list[Worker], queue: WaitingQueue, views: list[ModelledView]
+        self,
+        index: int,
+        workers: list[Worker],
+        placement: Placement,
+        queue: WaitingQueue,
+        views: list[ModelledView],
     ) -> None:
         member = GroupMember(index=index, count=2, folder="")
         prefixes = cast("PrefixAffinity", SimpleNamespace())
@@ -39,7 +44,7 @@ class ModelledView(SiblingView):
             member,
             lambda: workers,
             prefixes,
-            queue._placement.duty,
+            placement.division,
             lambda: OwnLoad.of(0, queue),
         )
         self._queue, self._views = queue, views
@@ -47,7 +52,7 @@ class ModelledView(SiblingView):
 
     def changed(self) -> None:
         if self._soon is None:
-            self._soon = asyncio.get_running_loop().call_later(sibling_view._SOON_S, self._send_changes)
+            self._soon = asyncio.get_running_loop().call_later(sibling_view.SOON_S, self._send_changes)
 
     def changed_at_workers(self) -> None:
         self.changed()
@@ -69,9 +74,10 @@ class TwoProcesses(Cluster):
             worker.tpot_ratio = TpotRatio()
             worker.tpot_ratio.value = first_ratio
         views: list[ModelledView] = []
-        for index, (workers, queue) in enumerate(zip(self.views, self.queues, strict=True)):
-            view = ModelledView(index, workers, queue, views)
-            queue._placement.on_claim = queue.on_wait = view.changed
+        routers = zip(self.views, self.placements, self.queues, strict=True)
+        for index, (workers, placement, queue) in enumerate(routers):
+            view = ModelledView(index, workers, placement, queue, views)
+            placement.on_claim = queue.on_wait = view.changed
             queue.siblings = view
             for number, worker in enumerate(workers):
                 worker.identity.incarnation = bytes([number + 1]) * 16
@@ -90,6 +96,7 @@ def serve(
     first_ratio: float = 1.0,
     *,
     refuse_late: bool = False,
+    seconds: float = SECONDS,
 ) -> tuple[list[Served], list[Served]]:
     """What the requests of each process got, the first of which gets `first_share` of them."""
 
@@ -98,7 +105,7 @@ def serve(
         cluster = TwoProcesses(machines, first_ratio, refuse_late=refuse_late)
         draw, loop = random.Random(7), asyncio.get_running_loop()
         requests: tuple[list[asyncio.Task[Served]], ...] = ([], [])
-        for at in Traffic(rate, SECONDS, (slo,)).arrivals(draw):
+        for at in Traffic(rate, seconds, (slo,)).arrivals(draw):
             await asyncio.sleep(at - loop.time())
             process = int(draw.random() > first_share)
             requests[process].append(asyncio.create_task(cluster.serve(process, slo)))

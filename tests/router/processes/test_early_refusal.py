@@ -16,7 +16,7 @@ from tests.router.placement.test_mixed_prompts import MIXED, SHORT, in_time, let
 from tests.router.processes.modelled_processes import SECONDS, TwoProcesses, serve
 
 
-@pytest.mark.parametrize("first_share", [0.5, 0.25])
+@pytest.mark.parametrize("first_share", [pytest.param(0.5, marks=pytest.mark.slow), 0.25])
 def test_early_refusal_counts_what_waits_in_the_other_process(
     first_share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,20 +28,21 @@ from services.router.processes.ports import reserved_ports
 from tests.router.conftest import MODEL, ids_request, until
 from tests.router.fake_model import expected
 from tests.router.test_process import config, fake_pair, ready, start
+from tests.support.command_lines import command_line
 
 if TYPE_CHECKING:
     from baton.v1.admin_pb2_grpc import AdminServiceAsyncStub
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
 
 # Three processes start, on a machine that may have others' work.
-_START_S = 60
+START_S = 60
 _SERIES = re.compile(r'^baton_router_output_tokens_total\{.*process="(\d)".*\} (\S+)$', re.MULTILINE)
 
 
-def _routers(parent: int) -> list[int]:
+def routers(parent: int) -> list[int]:
     """The processes that serve, in order of their start."""
     found = sorted(descendants(parent))
-    return [pid for pid in found if b"services.router\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in found if "services.router" in command_line(pid)]
 
 
 async def _tokens(admin: str) -> Counter[str]:
@@ -64,8 +65,8 @@ async def test_two_processes_serve_one_port(model_folder: Path) -> None:
     async with fake_pair(model_folder) as worker, contextlib.AsyncExitStack() as stack:
         worker.decode.slots = 32
         process = await start(config(model_folder, [worker.address], processes=2))
-        addresses = await ready(process, _START_S)
-        killed, kept = _routers(process.pid)  # the first one decides for both in which way work is divided
+        addresses = await ready(process, START_S)
+        killed, kept = routers(process.pid)  # the first one decides for both in which way work is divided
         stubs = [await _generate(stack, addresses["grpc"]) for _ in range(12)]
         answers = await asyncio.gather(*(_ids(stub, 4) for stub in stubs))
         assert answers == [expected([1, 2], 4)] * 12
@@ -94,21 +95,21 @@ async def test_two_processes_serve_one_port(model_folder: Path) -> None:
         assert full.router.running == 12
         os.kill(killed, signal.SIGKILL)
         # The admin ports do not go with it, nor do drains that come later.
-        async with asyncio.timeout(_START_S):
-            while await _status_of(addresses["admin_http"], "/metrics") != 200:  # noqa: ASYNC110
+        async with asyncio.timeout(START_S):
+            while await status_of(addresses["admin_http"], "/metrics") != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         ends = await asyncio.gather(*(_end(one) for one in running))
         assert set(ends) == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
-        await admin.Drain(DrainRequest(), wait_for_ready=True, timeout=_START_S)
-        await until(lambda: len(_routers(process.pid)) == 2 and killed not in _routers(process.pid), _START_S)
+        await admin.Drain(DrainRequest(), wait_for_ready=True, timeout=START_S)
+        await until(lambda: len(routers(process.pid)) == 2 and killed not in routers(process.pid), START_S)
         await asyncio.gather(*(_answers(stub, grpc.StatusCode.UNAVAILABLE) for stub in stubs))
         worker.behaviour.step_s = 0.001
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), _START_S) == 0
+        assert await asyncio.wait_for(process.wait(), START_S) == 0
         assert not os.path.exists(f"/proc/{kept}")  # noqa: ASYNC240 (no disk)
 
 
-async def _status_of(address: str, path: str) -> int:
+async def status_of(address: str, path: str) -> int:
     with contextlib.suppress(httpx.HTTPError):
         async with httpx.AsyncClient(timeout=2, verify=False) as client:
             return (await client.get(f"http://{address}{path}")).status_code
@@ -131,7 +132,7 @@ async def _end(responses: object) -> grpc.StatusCode:
 async def _answers(stub: RouterServiceAsyncStub, code: grpc.StatusCode) -> None:
     """Returns once a call ends like this: a process has then received what operators changed."""
     request = ids_request([1, 2], 2)
-    async with asyncio.timeout(_START_S):
+    async with asyncio.timeout(START_S):
         while await _end(stub.Generate(request, timeout=0.5)) is not code:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -23,7 +23,10 @@ def shares(
 
 @pytest.mark.parametrize(
     ("roles", "rate", "tpot_s"),
-    [(("prefill", "decode"), 38, 0.008), (("prefill", "both"), 43, 0.012)],
+    [
+        (("prefill", "decode"), 38, 0.008),
+        pytest.param(("prefill", "both"), 43, 0.012, marks=pytest.mark.slow),
+    ],
     ids=["room-of-decode", "room-of-prefill"],
 )
 def test_a_process_with_fewer_requests_does_not_starve(

@@ -60,10 +60,9 @@ async def test_messages(monkeypatch: pytest.MonkeyPatch) -> None:
             await asyncio.sleep(0)
 
     monkeypatch.setattr(process, "messages_from_parent", messages)
-    monkeypatch.setattr(process, "_ADMIN_PAUSE_S", 0.01)
     router = Applied()
     with capture_logs() as logs:
-        await asyncio.wait_for(process._follow_parent(cast(Router, router)), 5)
+        await asyncio.wait_for(process.follow_parent(cast(Router, router), admin_pause_s=0.01), 5)
     assert router.workers == [["a:1"], ["b:1"]]
     assert router.processes == [("router process 1 does not answer", None), (None, None)]
     assert router.store.restarts == 2

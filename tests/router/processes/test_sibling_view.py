@@ -49,7 +49,7 @@ class Process:
             member,
             lambda: self.workers,
             self.prefixes,
-            self.placement.duty,
+            self.placement.division,
             lambda: OwnLoad(3, 2, 4, self.first, PROMPTS),
         )
         self.placement.on_claim = self.view.changed
@@ -116,7 +116,7 @@ async def test_slots_of_siblings_are_not_foreign(tmp_path: Path) -> None:
         await until(lambda: other.decode.others.siblings.slots == 2)
         other.decode.others.poll_sent()
         other.heartbeat(free=2)
-        assert other.decode.others.foreign_slots == 0
+        assert other.decode.others.other_router_slots == 0
         claim = other.claim()
         assert not isinstance(claim, NoRoom)
         assert claim.has_certain_room
@@ -130,7 +130,7 @@ async def test_slots_of_siblings_are_not_foreign(tmp_path: Path) -> None:
             held.release()
             await until(partial(_has, other.decode, 1 - number))
             other.heartbeat(free=number)
-            assert other.decode.others.foreign_slots == 0
+            assert other.decode.others.other_router_slots == 0
 
 
 async def test_another_router_is_foreign_after_two_heartbeats(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ async def test_another_router_is_foreign_after_two_heartbeats(tmp_path: Path) ->
         for expected in (0, 1):
             other.decode.others.poll_sent()
             other.heartbeat(free=2)
-            assert other.decode.others.foreign_slots == expected
+            assert other.decode.others.other_router_slots == expected
 
 
 @contextlib.asynccontextmanager
@@ -209,20 +209,20 @@ async def test_what_one_process_learns_of_workers_and_requests_the_other_knows(t
     async with pair(tmp_path) as (one, other):
         for _ in range(500):
             one.decode.tpot_ratio.ended(0.0055, 0.005)
-            one.placement.duty.placed(0.1, StepCosts(decode_sequence_s=0.001), 300, 50)
+            one.placement.division.placed(0.1, StepCosts(decode_sequence_s=0.001), 300, 50)
         one.view.changed()
         await until(lambda: other.decode.tpot_ratio.value > 1.05)
         assert other.decode.tpot_ratio.value == pytest.approx(one.decode.tpot_ratio.value, abs=0.02)
         assert other.prefill.tpot_ratio.value == 1.0
-        for mine, theirs in zip(one.placement.duty.means, other.placement.duty.means, strict=True):
+        for mine, theirs in zip(one.placement.division.means, other.placement.division.means, strict=True):
             assert theirs.value == pytest.approx(mine.value)
         for own_prompts in (False, True):
-            one.placement.duty.own_prompts = own_prompts
+            one.placement.division.own_prompts = own_prompts
             one.view.changed()
-            await until(lambda: other.placement.duty.first_process is own_prompts)  # noqa: B023
-            assert one.placement.duty.first_process is None
+            await until(lambda: other.placement.division.first_process is own_prompts)  # noqa: B023
+            assert one.placement.division.first_process is None
         await one.view.stop()
-        await until(lambda: other.placement.duty.first_process is None, 3)
+        await until(lambda: other.placement.division.first_process is None, 3)
 
 
 async def test_a_silent_sibling_has_nothing(tmp_path: Path) -> None:
@@ -269,9 +269,13 @@ async def test_a_link_that_failed_in_one_process_is_avoided_in_the_other(tmp_pat
         assert one.prefill.links.usable(one.decode)
 
 
-async def test_malformed_datagrams_are_ignored(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (one, other):
-        report = other.view._claims()
+async def test_malformed_datagrams_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pair(tmp_path) as (one, _):
+        received: list[bytes] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(one.view, "receive", received.append)
+            await until(lambda: any(datagram[:1] == b"c" for datagram in received))
+        report = next(datagram for datagram in received if datagram[:1] == b"c")
         for datagram in (
             *(report[:size] for size in range(len(report))),
             b"",

@@ -132,7 +132,7 @@ async def test_a_late_request_leaves_room_to_all_of_its_priority() -> None:
 async def test_each_priority_gets_some_across_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is less urgent than what waits in siblings goes first where none of its priority was placed of
     late."""
-    monkeypatch.setattr(waiting_queue, "_FLOOR_S", 0.05)
+    monkeypatch.setattr(waiting_queue, "FLOOR_S", 0.05)
     here = Waiting()
     requests = [await here.begin(ClientCall(priority=7)) for _ in range(2)]
     first = here.queue.first_waiting

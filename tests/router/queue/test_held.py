@@ -19,19 +19,17 @@ QUEUE_S = 5.0
 
 
 def worker(name: str, kv_tokens: int, slots: int = 1) -> Worker:
-    found = bare_worker(name, slots=slots)
-    found.described.limits.CopyFrom(WorkerLimits(kv_tokens=kv_tokens, max_prefills=1))
-    found.described.ClearField("fingerprint")
-    found._sends_over = found._receives_over = frozenset({"grpc"})
-    found.update(found.described, 0, 0.0)
-    return found
+    limits = WorkerLimits(kv_tokens=kv_tokens, max_prefills=1, sends_over=["grpc"], receives_over=["grpc"])
+    return bare_worker(name, slots=slots, fingerprint=b"", limits=limits)
 
 
 class Asking:
     """Requests that wait in one queue, in the order in which they came."""
 
     def __init__(self, *workers: Worker) -> None:
-        self.queue = WaitingQueue(placement_of(list(workers)), 64, QUEUE_S)
+        self.workers = list(workers)
+        self.placement = placement_of(self.workers)
+        self.queue = WaitingQueue(self.placement, 64, QUEUE_S)
         for one in workers:
             one.changed = self.queue.place_waiting
 
@@ -93,15 +91,11 @@ async def test_what_fits_no_worker_blocks_nobody_and_is_unavailable() -> None:
 
 
 async def test_what_fits_no_worker_is_placed_on_one_that_comes() -> None:
-    workers = [worker("prefill-0", LARGE), worker("decode-0", SMALL)]
-    asking = Asking(*workers)
-    placement = asking.queue._placement
+    asking = Asking(worker("prefill-0", LARGE), worker("decode-0", SMALL))
     large = await asking.ask(500)
     assert not large.done()
-    directory = placement._directory.found  # type: ignore[attr-defined]
-    directory.append(worker("decode-1", LARGE))
-    placement.pools._workers = lambda: directory
-    placement.pools.review()
+    asking.workers.append(worker("decode-1", LARGE))
+    asking.placement.pools.review()
     asking.queue.place_waiting()
     await asyncio.sleep(0.01)
     assert large.result().decode.name == "decode-1"

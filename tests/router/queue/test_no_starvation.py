@@ -244,7 +244,7 @@ def test_many_tenants_do_not_make_a_waiting_one_lose_its_place() -> None:
     call = ClientCall(tenant=first)
     entry = QueueEntry(call, order.arrival(call), tokens=COST)
     order.add(entry)
-    for number in range(request_order._MANY_FLOWS + 10):
+    for number in range(request_order.MANY_FLOWS + 10):
         other = ClientCall(tenant=tenant(f"t{number}"))
         waiting = QueueEntry(other, order.arrival(other), tokens=COST)
         order.add(waiting)

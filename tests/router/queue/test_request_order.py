@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.router.queue.entry import QueueEntry
-from services.router.queue.request_order import BURST_TOKENS, RequestOrder
+from services.router.queue.request_order import BURST_TOKENS, MANY_FLOWS, RequestOrder
 from services.router.request.request import ClientCall
 from services.router.tenants.account import TenantAccount
 from services.router.tenants.tenants_file import TenantLimits
@@ -202,12 +203,18 @@ def test_how_many_requests_are_ahead() -> None:
 
 
 def test_flows_without_requests_do_not_pile_up() -> None:
-    order = RequestOrder()
-    for number in range(10_000):
-        wait(order, tenant(f"t{number}"), cost=BURST_TOKENS)
-        place(order)
-    flows = order._priorities[0].flows
-    assert len(flows) <= 4096
+    def taken(tenants: int) -> int:
+        """Bytes that an order takes after a request of each of so many tenants."""
+        tracemalloc.start()
+        order = RequestOrder()
+        for number in range(tenants):
+            wait(order, tenant(f"t{number}"), cost=BURST_TOKENS)
+            place(order)
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return size
+
+    assert taken(4 * MANY_FLOWS) < 1.5 * taken(MANY_FLOWS)
 
 
 def test_late_requests_go_last_in_their_flow_alone() -> None:

@@ -9,7 +9,7 @@ import pytest
 from baton.base.errors import FieldError
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds
 from baton.v1.types_pb2 import LogitBias
-from services.router.request.sizes import check_document, check_message, has_many_messages, max_body_bytes
+from services.router.request.sizes import check_document, check_message, is_large, max_body_bytes
 
 CONTEXT = 500
 
@@ -99,6 +99,6 @@ def test_prompts_of_messages() -> None:
 
 def test_thresholds() -> None:
     assert max_body_bytes(131072) == 2**20 + 16 * 131072
-    assert not has_many_messages({"messages": [{}] * 1024})
-    assert has_many_messages({"messages": [{}] * 1025})
-    assert not has_many_messages([{}] * 2000)
+    assert not is_large(b"{" * 512 + b"[" * 512 + b" " * (64 * 1024 - 1024))
+    assert is_large(b"{" * 513 + b"[" * 512)
+    assert is_large(b" " * (64 * 1024 + 1))

@@ -45,6 +45,7 @@ def test_unset_fields_have_neutral_values() -> None:
         max_tokens=16,
         min_tokens=0,
         priority=0,
+        max_draft_tokens=None,
     )
     assert not fields.sampling.HasField("repetition_penalty")
     assert not fields.sampling.HasField("logprobs")
@@ -128,6 +129,23 @@ def test_numbers_beyond_what_workers_compute_with(asked: dict[str, Any], used: d
     assert sampling == check(replace(PARSED, **{"seed": 1, **used})).sampling
 
 
+@pytest.mark.parametrize("most", [0, 7])
+def test_the_most_drafts_are_kept(most: int) -> None:
+    assert check(replace(PARSED, max_draft_tokens=most)).max_draft_tokens == most
+
+
+def test_a_prediction_is_bounded_and_within_the_vocabulary() -> None:
+    longest = [VOCAB - 1, *[0] * 16_383]
+    assert validate.check_prediction(longest, LIMITS) is longest
+    for ids, message in (
+        ([*longest, 0], "prediction has 16385 tokens; at most 16384 tokens are allowed"),
+        ([5, VOCAB], "prediction: token id 300 is not in the vocabulary of 300"),
+    ):
+        with pytest.raises(FieldError) as caught:
+            validate.check_prediction(ids, LIMITS)
+        assert parts_of(caught.value) == ("prediction", message, None, ErrorKind.INVALID)
+
+
 @pytest.mark.parametrize(("asked", "used"), [(2**31, 2**31 - 1), (-(2**63), -(2**31))])
 def test_priorities_beyond_what_is_kept(asked: int, used: int) -> None:
     assert check(replace(PARSED, priority=asked)).priority == used
@@ -186,6 +204,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"seed": -(2**63) - 1}, "seed", f"seed must be from -{2**63} to {U64}"),
     ({"seed": 2**64}, "seed", f"seed must be from -{2**63} to {U64}"),
     ({"priority": 2**63}, "priority", f"priority must be from -{2**63} to {I64}"),
+    ({"max_draft_tokens": 8}, "max_draft_tokens", "max_draft_tokens must be from 0 to 7"),
+    ({"max_draft_tokens": -1}, "max_draft_tokens", "max_draft_tokens must be from 0 to 7"),
     ({"logprobs": -1}, "logprobs", "logprobs must be from 0 to 20"),
     (
         {"logprobs": 21, "api_names": {"logprobs": "top_logprobs"}},

@@ -16,7 +16,7 @@ from baton.state import State
 from baton.state.embedded import EmbeddedServer
 from baton.state.stores import Quotas
 from services.router.tenants.account import CallCost, Permit, TenantAccount
-from services.router.tenants.leased_bucket import SETTLE_S
+from services.router.tenants.leased_bucket import REBALANCE_S
 from services.router.tenants.leases import QuotaLeases
 from services.router.tenants.tenants_file import TenantLimits
 from services.router.tenants.token_bucket import TokenBucket
@@ -30,7 +30,7 @@ OVER, UNDER = 0.10, 0.10
 
 
 class Fleet:
-    """Routers with one tenant, each settling twice a second at a time of its own."""
+    """Routers with one tenant, each rebalancing twice a second at a time of its own."""
 
     def __init__(self, quotas: Quotas, clock: Callable[[], float], **limits: int) -> None:
         self.accounts = [
@@ -46,13 +46,13 @@ class Fleet:
         for _ in range(6):
             for account, leases in zip(self.accounts, self.leases, strict=True):
                 account.touched = True
-                await leases.settle()
+                await leases.rebalance()
 
-    async def settle_due(self, tick: int) -> None:
-        every = round(SETTLE_S / TICK_S)
+    async def rebalance_due(self, tick: int) -> None:
+        every = round(REBALANCE_S / TICK_S)
         for index, leases in enumerate(self.leases):
             if (tick + index * every // ROUTERS) % every == 0:
-                await leases.settle()
+                await leases.rebalance()
 
     def admitted(self, router: int, cost: CallCost) -> bool:
         try:
@@ -99,7 +99,7 @@ async def test_four_routers_admit_what_one_would(limit: int, least: int, most: i
     for tick in range(round(seconds / TICK_S)):
         clock.now += TICK_S
         at_s = clock.now - began
-        await fleet.settle_due(tick)
+        await fleet.rebalance_due(tick)
         for router in range(ROUTERS):
             if not demand(draw, at_s, router):
                 continue
@@ -119,7 +119,7 @@ async def test_four_routers_admit_what_one_would(limit: int, least: int, most: i
 
 
 async def test_limits_hold_while_redis_is_away() -> None:
-    """Each router then keeps to its part of the rate; what it used meanwhile is settled afterwards."""
+    """Each router then keeps to its part of the rate; what it used meanwhile is rebalanced afterwards."""
     clock, draw = Clock(), random.Random(7)
     quotas = MemoryQuotas(clock)
     fleet = Fleet(quotas, clock, requests_per_minute=600)
@@ -129,7 +129,7 @@ async def test_limits_hold_while_redis_is_away() -> None:
         clock.now += TICK_S
         at_s = clock.now - began
         quotas.unavailable = 60 <= at_s < 180
-        await fleet.settle_due(tick)
+        await fleet.rebalance_due(tick)
         for router in range(ROUTERS):
             if draw.random() < 0.25 and fleet.admitted(router, CallCost()):
                 total += 1
@@ -160,7 +160,7 @@ async def test_concurrent_requests_of_four_routers() -> None:
             stack.enter_context(running(held))
         for tick in range(round(30 / TICK_S)):
             clock.now += TICK_S
-            await fleet.settle_due(tick)
+            await fleet.rebalance_due(tick)
             router = draw.randrange(ROUTERS) if tick < 1000 else 1
             call = fleet.accounts[router].admit(CallCost())
             with contextlib.suppress(BatonError):
@@ -186,15 +186,15 @@ async def test_a_router_that_comes_gets_its_part_before_it_is_ready() -> None:
         for account in accounts
     )
     for _ in range(4):
-        await one.settle()
-        clock.now += SETTLE_S
+        await one.rebalance()
+        clock.now += REBALANCE_S
     assert one.joined
-    await two.settle()
-    clock.now += SETTLE_S
+    await two.rebalance()
+    clock.now += REBALANCE_S
     while not two.joined:
-        await one.settle()
-        await two.settle()
-        clock.now += SETTLE_S
+        await one.rebalance()
+        await two.rebalance()
+        clock.now += REBALANCE_S
     with contextlib.ExitStack() as stack:
         for _ in range(10):
             stack.enter_context(accounts[1].admit(CallCost()))
@@ -202,13 +202,13 @@ async def test_a_router_that_comes_gets_its_part_before_it_is_ready() -> None:
 
 async def test_a_store_without_its_memory_shares_as_before() -> None:
     clock = Clock()
-    fleet = Fleet(MemoryQuotas(clock), clock, requests_per_minute=600, concurrent_requests=64)
+    store = MemoryQuotas(clock)
+    fleet = Fleet(store, clock, requests_per_minute=600, concurrent_requests=64)
     await fleet.warm()
-    empty = MemoryQuotas(clock)
+    store.wipe()
     for account, leases in zip(fleet.accounts, fleet.leases, strict=True):
-        leases._quotas = empty
         account.touched = True
-        await leases.settle()
+        await leases.rebalance()
     for router in range(ROUTERS):
         assert fleet.admitted(router, CallCost())
 
@@ -224,7 +224,7 @@ async def test_with_a_real_store() -> None:
         while (passed_s := time.monotonic() - began) < 0.6:
             for router in range(ROUTERS):
                 total[router] += sum(fleet.admitted(router, CallCost()) for _ in range(50))
-                await fleet.leases[router].settle()
+                await fleet.leases[router].rebalance()
         limit = 1200 * (1 + passed_s / 60)
         assert 0.9 * limit <= sum(total) <= 1.01 * limit + ROUTERS
         assert min(total) >= 0.1 * limit
@@ -239,7 +239,7 @@ async def test_processes_without_redis_keep_to_their_parts() -> None:
     clock = Clock()
     account = TenantAccount("acme", TenantLimits(requests_per_minute=40, concurrent_requests=8), clock)
     leases = QuotaLeases(None, lambda: {"acme": account}, clock, routers=ROUTERS)
-    await leases.settle()
+    await leases.rebalance()
     costs = [CallCost()] * 50
     admitted = 0
     for cost in costs:

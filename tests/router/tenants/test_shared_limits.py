@@ -44,7 +44,7 @@ async def test_two_routers_share_a_limit(site: SiteMaker, tmp_path: Path) -> Non
 
         async with site(auth=auth, state=state) as one, site(auth=auth, state=state) as other:
             admitted = 0
-            # Each holds a part; what the other does not use arrives with settlements, twice a second.
+            # Each holds a part; what the other does not use arrives with rebalances, twice a second.
             while admitted < 10 and time.monotonic() - began < 30:
                 admitted += await _served(one, 14) + await _served(other, 14)
                 assert admitted <= most()

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ from baton.client import AsyncClient
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds
 from baton.v1.types_pb2 import LogitBias
 from services.router.request import sizes
-from services.router.tenants.places import Places
 from services.router.tokenization import helper_processes, tokenizer_pool
 from services.router.tokenization.helper_processes import HelperProcess, helper_settings
 from tests.router.api.test_refusals import GRPC_REFUSED, REFUSED, code_of
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, until
 from tests.router.http_client import http
 from tests.router.test_process import config, fake_pair, ready, start
+from tests.support.command_lines import command_line
 
 LARGE = "LARGE_BYTES", "LARGE_TOKENIZE_BYTES"
 COMMON = {"model": MODEL, "temperature": 0, "max_tokens": 4, "seed": 7}
@@ -42,6 +42,8 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "a", "echo": True, "max_tokens": 0, "logit_bias": {"5": 1.5}}),
     ("/v1/chat/completions", {"messages": HELLO, "logprobs": True, "top_logprobs": 2, "n": 2}),
     ("/v1/chat/completions", {"messages": HELLO, "chat_template_kwargs": {"mood": "good"}, "user": "u"}),
+    ("/v1/completions", {"prompt": ["a", "b"], "prediction": {"type": "content", "content": "\u00e9"}}),
+    ("/v1/chat/completions", {"messages": HELLO, "prediction": {"type": "content", "content": "", "odd": 1}}),
     ("/tokenize", {"prompt": "h\u00e9llo<|end|>", "return_token_strs": True}),
     ("/tokenize", {"messages": HELLO}),
     ("/detokenize", {"tokens": [104, 195, 169, 256]}),
@@ -54,6 +56,8 @@ FAILING: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 300}]}),
     ("/v1/chat/completions", {"messages": [{"role": "robot", "content": "a"}]}),
     ("/v1/chat/completions", {"messages": HELLO, "chat_template_kwargs": {"eos_token": "<|pad|>"}}),
+    ("/v1/completions", {"prompt": "a", "prediction": {"type": "content", "content": "a" * 17_000}}),
+    ("/v1/chat/completions", {"messages": HELLO, "prediction": {"type": "content", "content": [7]}}),
     ("/tokenize", {"prompt": "a", "messages": HELLO}),
     ("/tokenize", {"model": "other", "prompt": "a"}),
     ("/detokenize", {"tokens": [320]}),
@@ -68,7 +72,7 @@ def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         for name in LARGE:
             monkeypatch.setattr(sizes, name, 0)
         monkeypatch.setattr(tokenizer_pool, "LARGE_TOKENS", 0)
-        monkeypatch.setattr(tokenizer_pool, "_LARGE_OFFSETS", 0)
+        monkeypatch.setattr(tokenizer_pool, "LARGE_OFFSETS", 0)
 
     return switch
 
@@ -85,17 +89,18 @@ async def test_http_responses_are_the_same(site: SiteMaker, everything_is_large:
     async with site() as here, http(here) as client:
         small = [await post(client, path, fields) for path, fields in (*ACCEPTED, *FAILING)]
         assert [status for status, _ in small[: len(ACCEPTED)]] == [200] * len(ACCEPTED)
-        assert here.router.tokenizer.processes._normal.pid is None
+        assert here.router.tokenizer.processes.pids == []
         everything_is_large()
         for expected, (path, fields) in zip(small, (*ACCEPTED, *FAILING), strict=True):
             assert await post(client, path, fields) == expected, (path, fields)
-        assert here.router.tokenizer.processes._normal.pid is not None
+        assert len(here.router.tokenizer.processes.pids) == 1
 
 
 GRPC: list[dict[str, Any]] = [
     {"text": "h\u00e9llo", "echo": True, "logprobs": 2},
     {"token_ids": TokenIds(ids=[104, 105]), "echo": True, "n": 2, "stop": ["zz"]},
     {"chat": ChatMessages(messages=[ChatMessage(role="user", content="a<|end|>b")])},
+    {"text": "h", "prediction": "h\u00e9llo", "n": 2},
     {"text": "a", "logit_bias": [LogitBias(token_id=5, bias=1.5)], "stop_token_ids": [3]},
 ]
 
@@ -178,8 +183,10 @@ async def test_listed_tokens_have_a_limit(
 
 
 @contextlib.asynccontextmanager
-async def process(folder: Path, **settings: Any) -> AsyncIterator[HelperProcess]:
-    one = HelperProcess(helper_settings(str(folder), False, 1024), **settings)
+async def process(
+    folder: Path, settings: Mapping[str, Any] | None = None, **bounds: Any
+) -> AsyncIterator[HelperProcess]:
+    one = HelperProcess({**helper_settings(str(folder), False, 1024), **(settings or {})}, **bounds)
     try:
         yield one
     finally:
@@ -250,10 +257,8 @@ async def test_a_request_takes_limited_time_of_a_processor(
         assert await tokenize(one, "a") == [97]
 
 
-async def test_a_request_takes_limited_memory(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper_processes, "_MEMORY_BYTES", 64 * 2**20)
-    monkeypatch.setattr(helper_processes, "_MEMORY_PER_BYTE", 0)
-    async with process(model_folder) as one:
+async def test_a_request_takes_limited_memory(model_folder: Path) -> None:
+    async with process(model_folder, {"memory_bytes": 64 * 2**20}) as one:
         header = {"job": "tokenize", "limits": LIMITS, "options": {}}
         with pytest.raises(BatonError) as caught:
             await one.run(header, [b"[" + b"[]," * 5_000_000 + b"[]]"])
@@ -261,24 +266,41 @@ async def test_a_request_takes_limited_memory(model_folder: Path, monkeypatch: p
         assert await tokenize(one, "a") == [97]
 
 
-async def test_requests_that_wait_are_bounded(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with process(model_folder) as one:
+async def test_requests_that_wait_are_bounded(model_folder: Path) -> None:
+    async with process(model_folder, max_jobs=2) as one:
         await tokenize(one, "a")
-        monkeypatch.setattr(one, "_jobs", Places(2, "tokenizer_places", "large requests wait"))
-        monkeypatch.setattr(helper_processes, "WAIT_S", 0.5)
         assert one.pid is not None
         os.kill(one.pid, signal.SIGSTOP)
-        jobs = [asyncio.create_task(tokenize(one, "a")) for _ in range(3)]
-        ends = await asyncio.gather(*jobs, return_exceptions=True)
-        assert [end.kind for end in ends if isinstance(end, BatonError)] == [ErrorKind.OVERLOADED] * 3
-        monkeypatch.setattr(one, "_bytes", Places(10, "tokenizer_places", "bytes wait"))
-        jobs = [asyncio.create_task(tokenize(one, "a")) for _ in range(2)]
-        with pytest.raises(BatonError, match=r"\d+ bytes wait"):
-            await jobs[1]
-        jobs[0].cancel()
+        jobs = [asyncio.create_task(tokenize(one, text)) for text in "abc"]
+        with pytest.raises(BatonError, match="2 large requests wait") as caught:
+            await jobs[2]
+        assert caught.value.kind == ErrorKind.OVERLOADED
         os.kill(one.pid, signal.SIGCONT)
-        monkeypatch.undo()
+        assert await asyncio.gather(*jobs[:2]) == [[97], [98]]
+
+
+async def test_bytes_that_wait_are_bounded(model_folder: Path) -> None:
+    async with process(model_folder, max_waiting_bytes=10) as one:
+        await tokenize(one, "a")
+        assert one.pid is not None
+        os.kill(one.pid, signal.SIGSTOP)
+        jobs = [asyncio.create_task(tokenize(one, "a")) for _ in range(2)]
+        with pytest.raises(BatonError, match=r"\d+ bytes of requests wait"):
+            await jobs[1]
+        os.kill(one.pid, signal.SIGCONT)
+        assert await jobs[0] == [97]
         assert await tokenize(one, "b") == [98]
+
+
+async def test_a_request_waits_for_limited_time(model_folder: Path) -> None:
+    async with process(model_folder, wait_s=0.5) as one:
+        job = asyncio.create_task(tokenize(one, "a"))
+        await until(lambda: one.pid is not None)
+        assert one.pid is not None
+        os.kill(one.pid, signal.SIGSTOP)  # it has not been loaded yet
+        with pytest.raises(BatonError, match=r"not tokenised within 0\.5 s: too many large ones") as caught:
+            await job
+        assert caught.value.kind == ErrorKind.OVERLOADED
 
 
 async def test_it_ends_with_a_router_that_is_killed(model_folder: Path) -> None:
@@ -300,4 +322,4 @@ async def test_it_ends_with_a_router_that_is_killed(model_folder: Path) -> None:
 def _helpers_of(parent: int) -> list[int]:
     tasks = Path(f"/proc/{parent}/task").iterdir()
     children = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
-    return [pid for pid in children if b"helper_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in children if "helper_process" in " ".join(command_line(pid))]

@@ -115,7 +115,7 @@ async def test_all_who_poll_share_one_status_of_bounded_size(
         return AdminServiceGetStatusResponse(workers=[worker] * (snapshots.MOST_WORKERS + 5))
 
     monkeypatch.setattr("services.router.observability.status.Status.full", full)
-    monkeypatch.setattr(snapshots, "_FRESH_S", 60.0)
+    monkeypatch.setattr(snapshots, "FRESH_S", 60.0)
     async with site() as here, admin(here) as client:
         answers = await asyncio.gather(*(client.get("/ui/status") for _ in range(5)))
         assert asked == 1
@@ -124,7 +124,7 @@ async def test_all_who_poll_share_one_status_of_bounded_size(
         assert shown["known_workers"] == snapshots.MOST_WORKERS + 5
         assert len(shown["status"]["workers"]) == snapshots.MOST_WORKERS
         assert shown["status"]["workers"][0]["worker"]["audit"]["slotStates"] == []
-        monkeypatch.setattr(snapshots, "_FRESH_S", 0.0)
+        monkeypatch.setattr(snapshots, "FRESH_S", 0.0)
         await client.get("/ui/status")
         assert asked == 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
-from baton.v1.worker_pb2 import DescribeResponse, Load, Pool
+from baton.v1.worker_pb2 import DescribeResponse, Load, Pool, WorkerLimits
 from services.router.placement.placement import Placement
 from services.router.placement.pools import Pools
 from services.router.workers.directory import Directory
@@ -27,6 +27,7 @@ def bare_worker(
     context: int = 1 << 20,
     vocab_size: int = 300,
     receives_handoffs: bool = False,
+    limits: WorkerLimits | None = None,
 ) -> Worker:
     """A live worker, of the role that its name begins with."""
     described = DescribeResponse(
@@ -44,6 +45,7 @@ def bare_worker(
         ),
         weight_format=weight_format,
         receives_handoffs=receives_handoffs,
+        limits=limits,
     )
     worker = Worker(cast("Peer", None), described, lambda: None)
     worker.following = True

@@ -118,9 +118,7 @@ async def test_a_silent_token_stream_loses_the_worker(site: SiteMaker) -> None:
 
 
 @pytest.mark.parametrize("starved", [True, False])
-async def test_a_silent_worker_that_is_starved_is_waited_for(
-    site: SiteMaker, monkeypatch: pytest.MonkeyPatch, starved: bool
-) -> None:
+async def test_a_silent_worker_that_is_starved_is_waited_for(site: SiteMaker, starved: bool) -> None:
     """Its process wants a processor and is given none; the other one sleeps."""
     front = FrontProcess(ProcessWatch(1, look_at=lambda _: Activity(5.0, starved)))
     async with site(decode=2) as here:
@@ -130,7 +128,7 @@ async def test_a_silent_worker_that_is_starved_is_waited_for(
         workers = {worker.name: worker for worker in here.router.directory.workers}
         await until(lambda: any(workers[f"decode-{n}"].outputs for n in (0, 1)))
         (victim,) = (worker for worker in workers.values() if worker.decodes and worker.outputs)
-        monkeypatch.setattr(victim, "_front", front)
+        victim.front = front
         behaviour = here.worker(victim.name).behaviour
         behaviour.silent, behaviour.deaf, behaviour.steps_from = True, True, 10**6
         await asyncio.sleep(3.2)
@@ -141,10 +139,14 @@ async def test_a_silent_worker_that_is_starved_is_waited_for(
         assert (responses[-1].trace.attempts == 1) is starved
 
 
-def test_only_processes_of_this_pid_namespace_are_looked_at() -> None:
+def test_only_processes_of_this_pid_namespace_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[int] = []
+    monkeypatch.setattr(liveness, "ProcessWatch", watched.append)
     for space, pid, seen in ((process_space(), 1, True), ("another", 1, False), (process_space(), 0, False)):
         described = DescribeResponse(process_id=pid, process_space=space)
-        assert (FrontProcess.of(described)._watch is not None) is seen
+        watched.clear()
+        FrontProcess.of(described)
+        assert watched == ([pid] if seen else [])
     assert process_space() != ""
 
 

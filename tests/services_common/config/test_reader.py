@@ -54,7 +54,7 @@ def test_a_command_has_defaults_of_its_own(tmp_path: Path) -> None:
         (UP, {"colour": "red"}, "unknown key colour"),
         (UP, {"tls": {"internal": {}}}, "unknown key tls.internal: baton up does not read it"),
         (ROUTER, {"engine": {}}, "unknown key engine: baton router does not read it"),
-        (WORKER_GROUP, {"cluster_secret": "x"}, "cluster_secret: baton worker-group does not read it"),
+        (WORKER_GROUP, {"cluster_secret": "x"}, "cluster_secret: baton worker group does not read it"),
         (SUPERVISE, {"engine_of_role": {"decode": {"slotz": 1}}}, "unknown key engine.slotz (did you mean"),
         (SUPERVISE, {"engine_of_role": {"decode": {"weights_seed": 1}}}, "which is not a setting: random"),
         (UP, {"router": {"max_attempts": 5}}, "router.max_attempts, which is not a setting: it is 3: what"),
@@ -65,6 +65,43 @@ def test_a_key_that_is_not_read_is_refused(
 ) -> None:
     with pytest.raises(BatonError) as refusal:
         read(view, file=file, folder=tmp_path)
+    assert message in refusal.value.message
+    assert "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("flags", "engine", "message"),
+    [
+        ((), {"draft_tokens": 8}, "engine.draft_tokens is 8: input should be less than or equal to 7"),
+        ((), {"draft_tokens": 0}, "engine.draft_tokens is 0: input should be greater than or equal to 1"),
+        (
+            (),
+            {"lookup_tokens": 63},
+            "engine.lookup_tokens is 63: input should be greater than or equal to 64",
+        ),
+        (
+            (),
+            {"speculation": "eagle"},
+            "engine.speculation (--speculation) is 'eagle': input should be 'off', 'lookup', 'table' or "
+            "'auto'",
+        ),
+        (
+            ("--speculation", "on"),
+            {},
+            "engine.speculation (--speculation) is 'on': input should be 'off', 'lookup', 'table' or 'auto'",
+        ),
+        (
+            ("--speculation", "table"),
+            {"lookahead_table_mb": 0},
+            "speculation by table needs lookahead_table_mb: guesses come from nowhere else",
+        ),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(
+    flags: tuple[str, ...], engine: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BatonError) as refusal:
+        read(UP, *flags, file={"engine": engine}, folder=tmp_path)
     assert message in refusal.value.message
     assert "\n" not in refusal.value.message
 
@@ -84,7 +121,7 @@ def test_an_unknown_flag_is_refused_with_the_nearest_one(capsys: pytest.CaptureF
         (["up", "--slot", "3"], "unrecognized argument --slot, did you mean --slots? (see baton up --help)"),
         (
             ["router", "-c", "f", "--http-prot=1"],
-            "argument --http-prot=1, did you mean --http-port?",
+            "argument --http-prot, did you mean --http-port?",
         ),
         (["status", "--colour"], "unrecognized argument --colour (see baton status --help)"),
     ):
@@ -146,7 +183,7 @@ def test_a_setting_is_listed_by_path_with_what_it_declares() -> None:
         "part.size_mb",
         "--size-mb",
         "BATON_SIZE_MB",
-        "MiB",
+        "MB",
         "",
         "operators",
     )

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from baton.base.errors import BatonError
 from services.cli.main import main
 from services.common.observability import audit_log
-from services.common.observability.audit_chain import FIRST_HASH, AuditRecord, verify
+from services.common.observability.audit_chain import FIRST_HASH, AuditRecord, line_of, verify
 from services.common.observability.audit_log import MOST_FAILURES_PER_S, AuditFile, AuditLog
 
 
@@ -99,10 +99,9 @@ def test_it_goes_on_after_a_restart_and_cuts_half_a_line(tmp_path: Path) -> None
     assert verify([path]).last_line == 4
 
 
-def test_a_renamed_file_is_continued_in_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_log, "_LOOK_S", 0.0)
+def test_a_renamed_file_is_continued_in_a_new_one(tmp_path: Path) -> None:
     path, old = tmp_path / "audit", tmp_path / "audit.1"
-    log = AuditFile(path)
+    log = AuditFile(path, look_s=0.0)
     log.record(ended(1))
     while log.lines < 2:
         pass
@@ -118,13 +117,13 @@ def test_a_renamed_file_is_continued_in_a_new_one(tmp_path: Path, monkeypatch: p
 @pytest.fixture
 def stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AuditFile]:
     """One whose disk takes nothing until the test ends, with room for 10 records."""
-    free, write = threading.Event(), AuditFile._write
+    free = threading.Event()
 
-    def slow(self: AuditFile, *one: Any) -> None:
+    def slow(*given: Any) -> Any:
         free.wait(5)
-        write(self, *one)
+        return line_of(*given)
 
-    monkeypatch.setattr(AuditFile, "_write", slow)
+    monkeypatch.setattr(audit_log, "line_of", slow)
     log = AuditFile(tmp_path / "audit", most_waiting=10)
     yield log
     free.set()
@@ -154,7 +153,7 @@ def test_a_full_disk_loses_records_and_no_line_is_torn(
     def torn(file: int, data: bytes) -> int:
         return write(file, data[:20]) if full[0] else write(file, data)
 
-    log = AuditFile(path)
+    log = AuditFile(path, look_s=0.0)
     log.record(ended(1))
     while log.lines < 2:
         pass

@@ -74,7 +74,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(process_watch, "STARVED_S", ASLEEP_S)
     monkeypatch.setattr(child_watch, "ASK_S", 0.1)
-    monkeypatch.setattr(child_watch, "_LOOK_S", 0.025)
+    monkeypatch.setattr(child_watch, "LOOK_S", 0.025)
 
 
 @pytest.mark.parametrize("how", ["stopped", "spins", "sleeps"])
@@ -109,9 +109,11 @@ async def test_a_child_that_answers_again() -> None:
         assert one.hung == []
 
 
-async def test_a_child_without_answers_is_left_alone() -> None:
+async def test_a_child_without_answers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It starts, or is another program: whoever waits for it judges that."""
+    asked: list[Child] = []
+    monkeypatch.setattr(Child, "ask", lambda child: asked.append(child))
     async with watched(DEAF) as one:
         await asyncio.sleep(2 * HUNG_S)
         assert (one.hung, one.changes) == ([], [])
-        assert one.child._asked == 1
+        assert asked == [one.child]

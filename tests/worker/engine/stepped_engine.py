@@ -72,6 +72,7 @@ class SteppedEngine:
         rings = worker_rings(config.engine)
         memory = SharedMemory.create("stepped", rings.size)
         self.ring, self.heartbeat = rings.reader(memory), rings.heartbeat(memory)
+        self.progress = rings.progress(memory)
         self.stepped = Wakeup()
         launch = EngineLaunch(
             worker=config, incarnation=incarnation, started_ns=1, channel_fd=0, memory_fd=0,
@@ -90,13 +91,16 @@ class SteppedEngine:
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
             self.engine.turn()
-            self._read()
+            self.read()
 
     def send(self, **command: Any) -> int:
         number = next(self._ids)
-        payload = EngineCommand(id=number, **command).SerializeToString()
-        self._front.sendall(len(payload).to_bytes(4, "little") + payload)
+        self.write(EngineCommand(id=number, **command))
         return number
+
+    def write(self, command: EngineCommand) -> None:
+        payload = command.SerializeToString()
+        self._front.sendall(len(payload).to_bytes(4, "little") + payload)
 
     def ask(self, **command: Any) -> EngineEvent:
         number = self.send(**command)
@@ -132,7 +136,7 @@ class SteppedEngine:
         """One turn, and the front's part in it: each ended slot is reported. False where there was
         nothing to do."""
         busy = self.engine.turn()
-        self._read()
+        self.read()
         for record in self.ring.read():
             self.records.append(record)
             slot, generation = record.slot, record.generation
@@ -150,7 +154,7 @@ class SteppedEngine:
         assert (audit.load.free_slots, audit.load.free_blocks) == (SLOTS, audit.load.blocks)
         assert (audit.live_tickets, audit.load.queued_prefills, audit.pinned_blocks) == (0, 0, 0)
 
-    def _read(self) -> None:
+    def read(self) -> None:
         try:
             self._buffer += self._front.recv(1 << 20)
         except BlockingIOError:

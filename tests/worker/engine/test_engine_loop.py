@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,15 @@ import structlog.testing
 from baton.base.errors import BatonError, ErrorKind
 from baton.engine.shared_memory.heartbeat import UNKNOWN_STEP_S
 from baton.engine.shared_memory.output_ring import Finish
+from baton.engine.step_times import RecentSteps
 from baton.perf_model.curve import Curve
 from baton.perf_model.decode_fit import DecodeFit
+from baton.perf_model.messages import from_message
 from baton.perf_model.step_costs import StepCosts
 from baton.v1.decode_pb2 import GetHandoffRequest, Ticket, TicketBody, TicketState
 from baton.v1.engine_pb2 import CancelCommand, SlotEndedCommand
 from baton.v1.types_pb2 import Attempt, FinishReason, Limits, Sampling
-from baton.v1.worker_pb2 import GetAuditRequest, RecentSteps
+from baton.v1.worker_pb2 import GetAuditRequest
 from services.worker.engine.decode.ticket_table import RUNNING_GRACE_S
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
@@ -114,15 +117,19 @@ def test_the_heartbeat_moves_with_every_turn_and_within_a_step(
     beats.append(stepped.heartbeat.read().turns)
     stepped.send(prefill=prefill(stepped.ask(reserve=reserve()).reserved.ticket))
     expected: list[float] = []
-    between = stepped.engine._between_layers
+    steps = stepped.engine.steps
+    step_decode = steps.step_decode
 
-    def watched() -> None:
-        between()
-        beat = stepped.heartbeat.read()
-        beats.append(beat.turns)
-        expected.append(beat.expected_step_s)
+    def step(between_layers: Callable[[], None]) -> Any:
+        def watched() -> None:
+            between_layers()
+            beat = stepped.heartbeat.read()
+            beats.append(beat.turns)
+            expected.append(beat.expected_step_s)
 
-    monkeypatch.setattr(stepped.engine, "_between_layers", watched)
+        return step_decode(watched)
+
+    monkeypatch.setattr(steps, "step_decode", step)
     stepped.run_out()
     assert beats == sorted(set(beats))
     assert len(beats) > 2
@@ -231,21 +238,24 @@ def test_a_reservation_does_not_wait_for_the_end_of_a_step(
     loop = stepped.engine.decode.loop
     while not loop.has_work:
         stepped.engine.turn()
-    between = stepped.engine._between_layers
+    step_decode = stepped.engine.steps.step_decode
     commands: list[int] = []
 
-    def send_once() -> None:
-        if not commands:
-            commands.append(stepped.send(reserve=reserve(name=b"b")))
-            commands.append(stepped.send(audit=GetAuditRequest()))
-            commands.append(stepped.send(reserve=reserve(name=b"c")))
-            steps = stepped.ring.steps
-            between()
-            stepped._read()
-            assert stepped.ring.steps == steps
-            assert [stepped.of(number) for number in commands] == [["reserved"], [], []]
+    def step(between_layers: Callable[[], None]) -> Any:
+        def send_once() -> None:
+            if not commands:
+                commands.append(stepped.send(reserve=reserve(name=b"b")))
+                commands.append(stepped.send(audit=GetAuditRequest()))
+                commands.append(stepped.send(reserve=reserve(name=b"c")))
+                steps = stepped.ring.steps
+                between_layers()
+                stepped.read()
+                assert stepped.ring.steps == steps
+                assert [stepped.of(number) for number in commands] == [["reserved"], [], []]
 
-    monkeypatch.setattr(stepped.engine, "_between_layers", send_once)
+        return step_decode(send_once)
+
+    monkeypatch.setattr(stepped.engine.steps, "step_decode", step)
     stepped.run_out()
     assert [stepped.of(number) for number in commands] == [["reserved"], ["audit"], ["failed"]]
     assert stepped.failure(commands[2])[0] is ErrorKind.OVERLOADED
@@ -279,10 +289,10 @@ def test_the_curve_of_steps_is_reported_where_it_was_measured(
     load = stepped.engine.commands.audit.load
     assert not load().step_costs.decode_curve_sequences
     measured = StepCosts(decode_step_s=0.004, decode_curve=Curve((1.0, 8.0, 9.0), (0.0, 0.0, 0.001)))
-    monkeypatch.setattr(stepped.engine.decode, "_fit", DecodeFit(measured))
+    monkeypatch.setattr(stepped.engine.decode, "fit", DecodeFit(measured))
     assert load().step_costs.decode_step_s == 0.004, "without any step that ran"
     monkeypatch.setattr(
-        stepped.engine.decode.clock, "recent", lambda: RecentSteps(steps=50, tokens=400, mean_ms=4.4)
+        stepped.engine.decode.loop.times, "recent", lambda: RecentSteps(steps=50, tokens=400, mean_ms=4.4)
     )
     costs = load().step_costs
     assert costs.decode_step_s == pytest.approx(0.0044, rel=0.01)
@@ -294,8 +304,25 @@ def test_decode_costs_leave_out_the_wait_for_prefill_steps(
     stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = stepped.engine.decode
-    monkeypatch.setattr(decode.clock, "recent", lambda: RecentSteps(steps=50, tokens=50, mean_ms=20.0))
+    monkeypatch.setattr(decode.loop.times, "recent", lambda: RecentSteps(steps=50, tokens=50, mean_ms=20.0))
     assert decode.costs(0.25).decode_step_s == pytest.approx(0.015, rel=0.01)
+
+
+def test_costs_count_the_rows_and_tokens_of_steps_with_drafts(
+    stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight sequences of four rows each, of which most have had two tokens a step."""
+    decode = stepped.engine.decode
+    measured = StepCosts(decode_step_s=0.004, decode_curve=Curve((1.0, 8.0, 32.0), (0.0, 0.0, 0.001)))
+    monkeypatch.setattr(decode, "fit", DecodeFit(measured))
+    rates = SimpleNamespace(tokens_a_step=2.0, rows_a_sequence=4.0)
+    monkeypatch.setattr(decode.loop, "draft_rates", rates)
+    monkeypatch.setattr(decode.loop.progress, "mean_tokens_a_step", lambda: 2.5)
+    recent = RecentSteps(steps=50, tokens=1000, mean_ms=5.0)
+    monkeypatch.setattr(decode.loop.times, "recent", lambda: recent)
+    costs = from_message(stepped.engine.commands.audit.load().step_costs)
+    assert costs.decode_s(8, 0) == pytest.approx(0.005, rel=0.01)
+    assert costs.token_s(8, 0) == pytest.approx(0.0025, rel=0.01)
 
 
 def test_contexts_count_for_as_many_sequences_as_the_measured_steps_had(
@@ -305,11 +332,11 @@ def test_contexts_count_for_as_many_sequences_as_the_measured_steps_had(
     left, and none."""
     decode = stepped.engine.decode
     measured = StepCosts(decode_step_s=0.004, decode_context_token_s=3e-8)
-    monkeypatch.setattr(decode, "_fit", DecodeFit(measured))
+    monkeypatch.setattr(decode, "fit", DecodeFit(measured))
     for running, sequences in ((40, 20), (2, 20), (0, 2)):
         allocation = SimpleNamespace(running=running, context_tokens=1100 * running)
         monkeypatch.setattr(decode, "allocation", allocation)
         recent = RecentSteps(steps=100, tokens=100 * sequences, mean_ms=4.0 + sequences * 1100 * 3e-5)
-        monkeypatch.setattr(decode.clock, "recent", lambda: recent)  # noqa: B023
+        monkeypatch.setattr(decode.loop.times, "recent", lambda: recent)  # noqa: B023
         costs = decode.costs(0.0)
         assert costs.decode_s(40, 44_000) == pytest.approx(0.004 + 44_000 * 3e-8, rel=1e-3)

@@ -18,7 +18,7 @@ from models.demo_training.exam import retrieval
 from services.common.config.transfer import KVWire, Transport
 from tests.worker.engine.engine_pair import BLOCK, Pair
 
-QUESTIONS, CONTEXT, MOST = 3, 200, 20
+QUESTIONS, CONTEXT, MOST = 2, 200, 20
 ENGINE: dict[str, Any] = {"checkpoint": DEMO_MODEL, "chunk_tokens": 64, "kv_blocks": 2 * CONTEXT // BLOCK}
 
 

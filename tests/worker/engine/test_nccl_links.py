@@ -34,7 +34,7 @@ def made(monkeypatch: pytest.MonkeyPatch, truth: SteppedEngine) -> list[WatchedE
     pump, names = Pump(None), itertools.count()
 
     def device(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks:
-        return DeviceBlocks(FakeDevice(pump, f"fake:{next(names)}"), model.cache.storage)
+        return DeviceBlocks(FakeDevice(pump, f"fake:{next(names)}"), model.cache.ranks[0].storage)
 
     def links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint:
         assert blocks is not None

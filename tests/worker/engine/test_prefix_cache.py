@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.prefix_cache.host_store import HostBlockStore
 from baton.v1.worker_pb2 import GetAuditRequest, PrefixAudit
+from services.worker.engine.startup import prefix_cache_setup
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 BLOCK = 4
@@ -47,7 +47,8 @@ def audit(stepped: SteppedEngine) -> PrefixAudit:
 def test_tokens_are_the_same_around_every_boundary(tmp_path: Path, truth: SteppedEngine, chunk: int) -> None:
     stepped = SteppedEngine(tmp_path, chunk_tokens=chunk)
     prompt = [(7 * i) % 60 + 3 for i in range(40)]
-    for shared in range(1, 22):
+    # Every remainder of a block, before and behind boundaries of blocks and of chunks.
+    for shared in (*range(1, 2 * BLOCK + 2), 15, 16, 17):
         tokens = prompt[:shared] + [(11 * i + shared) % 60 + 3 for i in range(5)]
         wanted, none = ask(truth, tokens)
         assert none == 0
@@ -74,23 +75,23 @@ def conversation(length: int, seed: int) -> list[int]:
 @pytest.mark.parametrize(
     ("disk", "chunk"),
     [
-        (False, 3),
+        (False, 64),
         (True, 64),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((False, 64), (True, 3))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((False, 3), (True, 3))),
     ],
 )
 def test_evicted_blocks_come_back_from_the_tiers_behind(
-    tmp_path: Path, truth: SteppedEngine, chunk: int, disk: bool
+    tmp_path: Path, truth: SteppedEngine, monkeypatch: pytest.MonkeyPatch, chunk: int, disk: bool
 ) -> None:
     """32 blocks on the device and five prompts of ten: each evicts earlier ones."""
     block_bytes = truth.ask(audit=GetAuditRequest()).audit.block_bytes[0]
     folder = str(tmp_path / "disk") if disk else None
-    stepped = SteppedEngine(tmp_path, chunk_tokens=chunk, prefix_host_mb=1, prefix_disk_dir=folder)
-    store = stepped.engine.decode.prefix_cache._store  # type: ignore[union-attr]
-    assert isinstance(store, HostBlockStore)
     if disk:  # little more than a prompt needs, so that later blocks evict it to the disk
-        store._host = HostBlocks(store._host._cache, 12 * block_bytes)
-        store._room = 12
+        room = 12 * block_bytes
+        monkeypatch.setattr(
+            prefix_cache_setup, "HostBlockStore", lambda cache, _, disk: HostBlockStore(cache, room, disk)
+        )
+    stepped = SteppedEngine(tmp_path, chunk_tokens=chunk, prefix_host_mb=1, prefix_disk_dir=folder)
     prompts = [conversation(40 + seed % 3, seed) for seed in range(5)]
     for _ in range(3):
         for prompt in prompts:

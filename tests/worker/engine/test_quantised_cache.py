@@ -38,7 +38,7 @@ def words(count: int, seed: int = 1) -> list[int]:
     return [draw.randrange(3, 97) for _ in range(count)]
 
 
-@pytest.mark.parametrize("transport", ["grpc", "ipc"])
+@pytest.mark.parametrize("transport", [pytest.param("grpc", marks=pytest.mark.slow), "ipc"])
 def test_a_handoff_and_a_prefix_hit_change_no_token(
     tmp_path: Path, truth: SteppedEngine, transport: Transport
 ) -> None:
@@ -63,7 +63,9 @@ def test_an_unquantised_cache_gives_other_tokens(tmp_path: Path, truth: SteppedE
     plain.close()
 
 
-@pytest.mark.parametrize("host_kv_mb", [0, 1], ids=["preempted", "swapped"])
+@pytest.mark.parametrize(
+    "host_kv_mb", [pytest.param(0, marks=pytest.mark.slow), 1], ids=["preempted", "swapped"]
+)
 def test_sequences_without_blocks_go_on_with_the_same_tokens(
     tmp_path: Path, truth: SteppedEngine, host_kv_mb: int
 ) -> None:

@@ -12,7 +12,6 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent
 from baton.v1.worker_pb2 import Audit
 from services.common.config.types import Role
-from services.worker.front import canary as canary_module
 from services.worker.front.canary import Canary
 from tests.e2e.support.cluster import eventually
 
@@ -61,10 +60,10 @@ class Decode:
 
 
 class Run:
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: Role, limits: dict[str, float]) -> None:
         self.engine = Engine()
         self.decode = Decode(self.engine)
-        self.canary = Canary(role, self.engine, self.decode, 0.02)  # type: ignore[arg-type]
+        self.canary = Canary(role, self.engine, self.decode, 0.02, **limits)  # type: ignore[arg-type]
 
     async def generations(self, count: int) -> None:
         await eventually(lambda: self.engine.ran >= count, 5)
@@ -75,8 +74,10 @@ class Run:
 
 
 @asynccontextmanager
-async def running(role: Role = "prefill", **state: object) -> AsyncIterator[Run]:
-    run = Run(role)
+async def running(
+    role: Role = "prefill", limits: dict[str, float] | None = None, **state: object
+) -> AsyncIterator[Run]:
+    run = Run(role, limits or {})
     vars(run.engine).update(state)
     task = asyncio.create_task(run.canary.run())
     try:
@@ -129,11 +130,9 @@ async def test_a_full_engine_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-async def test_one_that_does_not_end_is_cancelled(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_does_not_end_is_cancelled(busy: bool) -> None:
     """It counts as failed, unless the engine computes requests meanwhile."""
-    monkeypatch.setattr(canary_module, "_LEAST_S", 0.05)
-    monkeypatch.setattr(canary_module, "_MULTIPLE", 0.0)
-    async with running() as run:
+    async with running(limits={"least_s": 0.05, "multiple": 0.0}) as run:
         await eventually(lambda: run.canary.failure is None, 5)
         run.engine.stuck, run.engine.busy = True, busy
         await eventually(lambda: run.engine.cancelled >= 2, 5)

@@ -19,8 +19,7 @@ from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, Load
 from services.common.config.worker import WorkerConfig
 from services.common.processes.drain import Drain
-from services.worker.front import worker_servicer
-from services.worker.front.engine_handle import _mask_setup, detect_hang
+from services.worker.front.engine_handle import detect_hang, mask_setup
 from services.worker.front.worker_servicer import WorkerServicer
 from tests.grammar.model import VOCAB_SIZE, make_folder
 
@@ -71,7 +70,7 @@ def test_mask_processes_by_role(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     memory = SharedMemory.create("rings", 64)
-    setup = _mask_setup(WorkerConfig(name="w", role=role, model=str(make_folder(tmp_path))), memory)
+    setup = mask_setup(WorkerConfig(name="w", role=role, model=str(make_folder(tmp_path))), memory)
     assert setup is not None
     assert (setup.processes, setup.vocab_size) == (processes, VOCAB_SIZE)
 
@@ -101,9 +100,8 @@ class Context:
         raise AbortedError(details)
 
 
-async def test_describe_does_not_wait_for_a_busy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_describe_does_not_wait_for_a_busy_engine() -> None:
     """It answers with the last known load, and has one question at a time with the engine."""
-    monkeypatch.setattr(worker_servicer, "_LOAD_S", 0.01)
     engine, request, context = SlowEngine(), DescribeRequest(), Context()
     servicer = WorkerServicer(
         engine,  # type: ignore[arg-type]
@@ -111,6 +109,7 @@ async def test_describe_does_not_wait_for_a_busy_engine(monkeypatch: pytest.Monk
         ReadyEvent(),
         Drain(),
         lambda: None,
+        load_s=0.01,
     )
     for _ in range(5):
         answer = await servicer.Describe(request, context)  # type: ignore[arg-type]

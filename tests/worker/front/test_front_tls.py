@@ -26,7 +26,7 @@ from services.worker.front.front_tls import FrontTls
 from services.worker.front.registration import Registration
 from tests.certificates import Authority, write
 from tests.state.opened import open_state
-from tests.state.waiting import until
+from tests.support.waiting import until
 from tests.worker.front.test_registration import Served, enter
 
 SECRET = "the secret of this cluster"
@@ -48,14 +48,13 @@ def worker_config(tls: InternalTls, state: StateConfig | None = None) -> WorkerC
 async def test_a_renewed_certificate_is_registered_beside_the_old_and_then_presented(
     server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front_tls, "_LOOK_EVERY_S", 0.02)
     monkeypatch.setattr(front_tls, "Renewal", partial(Renewal, hold_s=0.0))
     monkeypatch.setattr(rpc_tls, "MutualTls", lambda *files: MutualTls(*files, look_every_s=0.0))
     authority = Authority()
     files = authority.internal(tmp_path, "decode")
     state = StateConfig(redis_url=server.url, namespace="ours")
     config = worker_config(files, state)
-    tls = FrontTls(config, files)
+    tls = FrontTls(config, files, look_every_s=0.02)
     worker, reader = Registration(config, state, tls), await open_state(server.url, namespace="ours")
     enter(worker, Served())
     first = files.cert_file.read_text()

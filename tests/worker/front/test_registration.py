@@ -20,7 +20,7 @@ from services.worker.front.registration import Registration
 from services.worker.front.worker_servicer import WorkerServicer
 from tests.state.contract import member
 from tests.state.opened import open_state
-from tests.state.waiting import until
+from tests.support.waiting import until
 
 
 class Served:

@@ -1,3 +1,2 @@
-"""How each kind of layer is launched on a GPU; the kinds have the same names in `model.layers`. Imported by
-`forward`, `prefill`, `decode` and `tuning`.
-"""
+"""Launches of each kind of layer on a GPU; the kinds have the same names in `model.layers`. Imported by
+`forward`, `prefill`, `decode` and `tuning`."""

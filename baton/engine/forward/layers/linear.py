@@ -46,6 +46,7 @@ from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, wide_product,
 from baton.engine.kernels.gpu.step.row_ops import gated_rows, norm_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
 from baton.engine.model.layers.linear import Product
+from baton.engine.model.layers.residual import Residual
 from baton.engine.model.modules import Model
 
 
@@ -66,7 +67,7 @@ class Gemm:
             (max(elements for elements, _ in needs), max(tiles for _, tiles in needs)),
             model.device,
             model.precision.activations,
-            model.config.hidden_size if any(one.post_norm is not None for one in model.residuals()) else 0,
+            model.config.hidden_size if model.config.layer_norms.of_results else 0,
             max(code_bytes(kind.linear.weight) for kind in kinds),
         )
 
@@ -74,8 +75,18 @@ class Gemm:
         """x [M, K] → out [M, N]."""
         run_product(out, x, product, self._choose(product, out.shape[0]), self.scratch)
 
+    def add(self, residual: Residual, product: Product, hidden: Tensor, x: Tensor) -> None:
+        """Adds a product to the residual stream: x [M, K] → hidden [M, N] += the product of x, by the
+        residual's rule."""
+        if residual.post_norm is None:
+            self(product, hidden, x)
+            return
+        branch = self.scratch.branch[: hidden.numel()].view(hidden.shape)
+        self(product, branch, x)
+        norm_rows(hidden, branch, residual.post_norm, adds=True)
+
     def by_codes(self, product: Product, rows: int) -> bool:
-        """True if the vendor's library multiplies codes of so many rows with the product's codes."""
+        """True if the vendor's library multiplies codes of `rows` rows with the product's codes."""
         weight, activations = product.linear.weight, self.scratch.normed.dtype
         return isinstance(self._choose(product, rows), W8A8Library) and w8a8_by_library(weight, activations)
 
@@ -93,8 +104,8 @@ def space_needed(rows: int, product: Product, choice: Choice) -> tuple[int, int]
 
 
 def run_product(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scratch) -> None:
-    """x [M, K] → out [M, N] by the kernel of `choice`; what a wide or streamed product cannot do goes to the
-    library.
+    """Multiplies by a weight: x [M, K] → out [M, N] by the kernel of `choice`; what a wide or streamed
+    product cannot do goes to the library.
 
     A quantised weight that the kernel has no code for is dequantised first.
     """
@@ -134,7 +145,7 @@ def run_product(out: Tensor, x: Tensor, product: Product, choice: Choice, scratc
 
 
 def has_gemv(weight: Weight) -> bool:
-    """Whether there is a kernel for one row times this weight."""
+    """True if there is a kernel for one row times this weight."""
     if not isinstance(weight, QuantizedWeight):
         return True
     weight_format = weight.format
@@ -152,7 +163,7 @@ def _one_row(out: Tensor, x: Tensor, product: Product, tuning: GemvTuning) -> No
 
 
 def _by_library(out: Tensor, x: Tensor, weight: Tensor, product: Product, scratch: Scratch) -> None:
-    """`weight` [K, N]."""
+    """Multiplies by the vendor's library; `weight` [K, N]."""
     bias, epilogue = product.linear.bias, product.epilogue
     if epilogue is Epilogue.RESIDUAL:
         out.addmm_(x, weight)

@@ -21,8 +21,8 @@ from baton.engine.kernels.gpu.step.row_ops import gated_rows, norm_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
 from baton.engine.model.layers.linear import Linear, Product
 
-# Up to so many rows the library multiplies codes without their scales.
-_MOST_UNSCALED_ROWS = 512
+# Most rows for which the library multiplies codes without their scales.
+MOST_UNSCALED_ROWS = 512
 
 
 def code_bytes(weight: Weight) -> int:
@@ -33,24 +33,24 @@ def code_bytes(weight: Weight) -> int:
 
 
 def has_digits(weight: Weight) -> bool:
-    """Whether two digits of x can be multiplied by this weight's codes: int4."""
+    """True if two digits of x can be multiplied by this weight's codes: int4."""
     return isinstance(weight, QuantizedWeight) and int4_by_digits(weight.format)
 
 
 def has_w8a8(weight: Weight) -> bool:
-    """Whether codes of 8 bits with a scale a row can be multiplied by this weight's codes."""
+    """True if codes of 8 bits with a scale a row can be multiplied by this weight's codes."""
     weight_format = weight.format if isinstance(weight, QuantizedWeight) else None
     return weight_format is not None and weight_format.codes != "int4" and weight_format.scale_columns == 0
 
 
 def has_row_codes(weight: Weight, choice: RowCodesTuning) -> bool:
-    """Whether x can become codes on the way to this weight, in tiles of this choice."""
+    """True if x can become codes on the way to this weight, in tiles of this choice."""
     return isinstance(weight, QuantizedWeight) and row_codes_fit(weight.format, choice.width)
 
 
 def w8a8_by_library(weight: Weight, activations: torch.dtype) -> bool:
-    """Whether the vendor's library multiplies such codes: e4m3, of sides that are multiples of 16, into
-    bfloat16."""
+    """True if the vendor's library multiplies codes of this weight: e4m3, of sides that are multiples of 16,
+    into bfloat16."""
     if activations is not torch.bfloat16 or not isinstance(weight, QuantizedWeight) or not has_w8a8(weight):
         return False
     rows, columns = weight.shape
@@ -65,7 +65,7 @@ def library_sums(rows: int, product: Product, activations: torch.dtype) -> int:
         return rows * weight.shape[0]
     if not w8a8_by_library(weight, activations):
         return 0
-    unscaled = 0 if product.linear.bias is not None else min(rows, _MOST_UNSCALED_ROWS)
+    unscaled = 0 if product.linear.bias is not None else min(rows, MOST_UNSCALED_ROWS)
     return (rows if epilogue is Epilogue.RESIDUAL else unscaled) * weight.shape[0]
 
 
@@ -109,8 +109,8 @@ def by_codes(
 def gated_pair_by_codes(
     gate_up: Product, down: Product, hidden: Tensor, width: int, scratch: Scratch
 ) -> None:
-    """hidden [M, hidden] += down(gate_up(hidden)), both of codes, with `width` values in between: these
-    become codes at once, and never are bfloat16 in memory."""
+    """Adds a gated MLP: hidden [M, hidden] += down(gate_up(hidden)), both of codes, with `width` values in
+    between: these become codes at once, and never are bfloat16 in memory."""
     rows, linear = hidden.shape[0], gate_up.linear
     assert isinstance(linear.weight, QuantizedWeight)
     scales, dtype = scratch.code_scales[:rows], linear.weight.codes.dtype
@@ -141,9 +141,9 @@ def _scaled_library(out: Tensor, codes: Tensor, scales: Tensor, product: Product
 
 
 def _scales_rows(codes: Tensor, bias: Tensor | None) -> bool:
-    """Whether the library applies the scales of rows, and the bias. Of few rows it is faster without, and
+    """True if the library applies the scales of rows, and the bias. Of few rows it is faster without, and
     bfloat16 has room for the sums of codes."""
-    return bias is not None or codes.shape[0] > _MOST_UNSCALED_ROWS
+    return bias is not None or codes.shape[0] > MOST_UNSCALED_ROWS
 
 
 def _multiply_codes(out: Tensor, codes: Tensor, scales: Tensor, linear: Linear, scratch: Scratch) -> None:

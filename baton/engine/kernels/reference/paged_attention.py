@@ -69,7 +69,7 @@ class _QueryTile:
 def plan_attention(
     query_start: Sequence[int], positions: Tensor, block_table: Tensor, group: Tensor, window: int | None
 ) -> list[TileBatch]:
-    """What one forward pass needs to attend in every layer of a cache group.
+    """Plans how one forward pass attends in every layer of a cache group.
 
     Sequence b owns rows query_start[b]:query_start[b+1] of positions [N] int64 and row b of block_table
     [B, max blocks] int64; `group` is the cache group's tensor, `window` the tokens a row sees, or None.

@@ -19,7 +19,8 @@ LATER_FIELDS: dict[str, object] = {"rotated_share": 1.0, "short_factors": (), "l
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """`type` is one of ROPE_TYPES; a field that its type does not use keeps its default."""
+    """Parameters of a rotary embedding. `type` is one of ROPE_TYPES; a field that its type does not use keeps
+    its default."""
 
     type: str = "default"
     theta: float = 10_000.0
@@ -70,7 +71,8 @@ def original_positions(file: ConfigFile, section: ConfigFile) -> int:
 
 
 def rope_of_section(file: ConfigFile, section: ConfigFile, theta: float) -> RopeConfig:
-    """`section`: the embedding's own parameters; `theta`: where it has none. Raises as `read_rope`."""
+    """Reads one embedding. `section`: the embedding's own parameters; `theta`: where it has none. Raises as
+    `read_rope`."""
     kind = section.text("rope_type", section.text("type", "default"))
     if kind not in _COMMON_TYPES:
         raise file.error("rope_type", f"{kind!r} is not supported (supported: {', '.join(_COMMON_TYPES)})")

@@ -1,4 +1,4 @@
-"""What the families' readers of `config.json` share.
+"""Functions that the families' readers of `config.json` share.
 
 Keys of old and new transformers releases are both understood; whatever would silently change the answers is
 refused.
@@ -75,15 +75,16 @@ def read_head_dim(file: ConfigFile, default: int | None = None) -> int:
 
 
 def read_window(file: ConfigFile, default: int | None) -> int | None:
-    """`sliding_window` of all layers; None: no window. `default`: where the file does not have the key."""
+    """Reads `sliding_window` of all layers; None: no window. `default`: where the file does not have the
+    key."""
     if not file.has("sliding_window"):
         return default
     return None if file.get("sliding_window") is None else file.positive("sliding_window")
 
 
 def read_layer_windows(file: ConfigFile, windowed: Sequence[bool]) -> tuple[int | None, ...]:
-    """`sliding_window` of the layers that have one by `layer_types`; `windowed`: where the file does not
-    have that key."""
+    """Reads `sliding_window` of the layers that have one by `layer_types`; `windowed`: where the file does
+    not have that key."""
     window = file.positive("sliding_window", _DEFAULT_WINDOW)
     types = file.get("layer_types")
     if types is not None:

@@ -12,7 +12,7 @@ from baton.model_spec.model_files import ConfigFile
 
 _HEAD_DIM = 256
 _QUERY_SCALAR = 256.0
-# Every so many layers one sees all tokens.
+# One layer in this many sees all tokens.
 _PATTERN = 6
 _NORMS = LayerNorms(
     attention="input_layernorm",

@@ -8,6 +8,7 @@ from pathlib import Path
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.gemma3 import gemma3
 from baton.engine.model.families.llama import llama, mistral, qwen2, qwen3
+from baton.engine.model.families.mixtures import mixtral, qwen3_moe
 from baton.engine.model.families.phi3 import phi3
 from baton.model_spec.model_files import ConfigFile
 
@@ -18,6 +19,8 @@ FAMILIES: dict[str, Callable[[ConfigFile], ModelConfig]] = {
     "Qwen3ForCausalLM": qwen3,
     "Gemma3ForCausalLM": gemma3,
     "Phi3ForCausalLM": phi3,
+    "Qwen3MoeForCausalLM": qwen3_moe,
+    "MixtralForCausalLM": mixtral,
 }
 
 

@@ -36,18 +36,19 @@ class Attention:
     rope: int
 
     def products(self) -> tuple[Product, ...]:
-        """In the order in which a step runs them."""
+        """The layer's products in the order in which a step runs them."""
         return self.qkv, self.output
 
 
 def attention_specs(config: ModelConfig, prefix: str) -> Iterator[TensorSpec]:
-    """The tensors of a layer's attention but for the norms around it; `prefix`: of the layer's names."""
+    """The tensors of a layer's attention without the norms around it; `prefix`: of the layer's names."""
     hidden, attention = config.hidden_size, f"{prefix}self_attn."
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     if config.fused_projections:
         shape = queries + 2 * keys, hidden
         order = _rotary_order(config, config.num_heads + config.num_kv_heads, config.num_kv_heads)
-        yield TensorSpec(f"{attention}qkv_proj.weight", shape, shard=Shard.ROWS, order=order)
+        name, parts = f"{attention}qkv_proj.weight", (queries, keys, keys)
+        yield TensorSpec(name, shape, shard=Shard.ROWS, order=order, fused=parts)
     else:
         query_order, key_order = (_rotary_order(config, n) for n in (config.num_heads, config.num_kv_heads))
         projections = ("q_proj", queries, query_order), ("k_proj", keys, key_order), ("v_proj", keys, None)
@@ -56,7 +57,11 @@ def attention_specs(config: ModelConfig, prefix: str) -> Iterator[TensorSpec]:
             yield from linear_specs(
                 f"{attention}{name}", rows, hidden, config.qkv_bias, Shard.ROWS, pack, order
             )
-    yield from linear_specs(f"{attention}o_proj", hidden, queries, config.output_bias, Shard.COLUMNS)
+    # With random weights all rows of a prompt attend to much the same. Beside experts that part is small, or
+    # they would take the same ones.
+    gain = 2.0 if config.experts is None else 0.5
+    name, bias = f"{attention}o_proj", config.output_bias and config.split.is_first
+    yield from linear_specs(name, hidden, queries, bias, Shard.COLUMNS, gain=gain)
     if config.qk_norm:
         for name in ("q_norm", "k_norm"):
             yield norm_spec(config, f"{attention}{name}.weight", config.head_dim, _rotary_order(config, 1))

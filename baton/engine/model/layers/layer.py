@@ -18,13 +18,20 @@ from baton.engine.model.layers.attention import (
     build_attention,
     reference_attention,
 )
+from baton.engine.model.layers.experts import (
+    ExpertsMlp,
+    build_experts,
+    experts_specs,
+    reference_experts,
+)
 from baton.engine.model.layers.linear import Product, Tensors
 from baton.engine.model.layers.mlp import DenseMlp, build_dense_mlp, dense_mlp_specs, reference_dense_mlp
 from baton.engine.model.layers.residual import reference_add
 from baton.engine.model.layers.tensor_spec import TensorSpec, norm_spec
+from baton.engine.parallel.ranks_in_turn import RankPass
 
-Mlp = DenseMlp
-"""The kinds of MLP."""
+Mlp = DenseMlp | ExpertsMlp
+"""The kinds of MLP that a layer may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ class Layer:
     mlp: Mlp
 
     def products(self) -> tuple[Product, ...]:
-        """In the order in which a step runs them."""
+        """The layer's products in the order in which a step runs them."""
         return *self.attention.products(), *self.mlp.products()
 
 
@@ -45,20 +52,31 @@ def layer_specs(config: ModelConfig, number: int) -> Iterator[TensorSpec]:
     for name in config.layer_norms.names():
         yield norm_spec(config, f"{prefix}{name}.weight", config.hidden_size)
     yield from attention_specs(config, prefix)
-    yield from dense_mlp_specs(config, prefix)
+    experts = config.experts_of(number)
+    if experts is None:
+        yield from dense_mlp_specs(config, prefix)
+    else:
+        yield from experts_specs(config, experts, prefix)
 
 
 def build_layer(tensors: Tensors, number: int, group: int, index: int) -> Layer:
     """Builds layer `number`, whose keys and values are layer `index` of cache group `group`."""
-    own = tensors.of_layer(number)
-    return Layer(build_attention(own, number, group, index), build_dense_mlp(own))
+    own, experts = tensors.of_layer(number), tensors.config.experts_of(number)
+    mlp = build_dense_mlp(own) if experts is None else build_experts(own, experts)
+    return Layer(build_attention(own, number, group, index), mlp)
 
 
 def reference_layer(
     config: ModelConfig, layer: Layer, hidden: Tensor, rows: ReferenceRows, cache: KVCache
-) -> Tensor:
-    """hidden [N, hidden] → [N, hidden] behind the layer, in plain torch; writes keys and values."""
+) -> RankPass[Tensor]:
+    """hidden [N, hidden] → [N, hidden] behind the layer, in plain torch; writes keys and values. A rank's
+    results are partial sums, of which all are added before they join the stream."""
     attention, mlp = layer.attention, layer.mlp
-    result = reference_attention(config, attention, hidden, rows, cache)
+    result = yield reference_attention(config, attention, hidden, rows, cache)
     hidden = reference_add(attention.residual, hidden, result)
-    return reference_add(mlp.residual, hidden, reference_dense_mlp(mlp, hidden))
+    match mlp:
+        case DenseMlp():
+            result = yield reference_dense_mlp(mlp, hidden)
+        case ExpertsMlp():
+            result = yield reference_experts(mlp, hidden, rows.count)
+    return reference_add(mlp.residual, hidden, result)

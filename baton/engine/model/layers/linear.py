@@ -11,6 +11,7 @@ from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
 from baton.engine.kernels.reference.linear import linear
 from baton.engine.kernels.reference.row_ops import rms_norm
+from baton.engine.kernels.weight_stack import WeightStack
 from baton.engine.model.config.model_config import ModelConfig
 
 
@@ -78,6 +79,10 @@ class Tensors:
         bias = f"{name}.bias"
         has_bias = self.prefix + bias in self.weights
         return Linear(self.weights[f"{self.prefix}{name}.weight"], self.dense(bias) if has_bias else None)
+
+    def stack(self, name: str, count: int) -> WeightStack:
+        """Returns the weights of `count` experts."""
+        return WeightStack(self.weights[f"{self.prefix}{name}.weight"], count)
 
     def norm(self, name: str) -> Norm:
         """Returns a norm with its gain, which some families store less 1."""

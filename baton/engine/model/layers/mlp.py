@@ -14,12 +14,13 @@ from baton.engine.model.layers.linear import Product, Tensors, reference_product
 from baton.engine.model.layers.residual import Residual
 from baton.engine.model.layers.tensor_spec import Shard, TensorSpec, linear_specs
 
-_GATES = {"silu": Epilogue.SWIGLU, "gelu_pytorch_tanh": Epilogue.GEGLU}
+GATES = {"silu": Epilogue.SWIGLU, "gelu_pytorch_tanh": Epilogue.GEGLU}
 
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    """`gate_up` has the gate's rows first. `residual`: how its output joins the stream."""
+    """A layer's dense MLP. `gate_up` has the gate's rows first. `residual`: how its output joins the
+    stream."""
 
     gate_up: Product
     down: Product
@@ -31,27 +32,29 @@ class DenseMlp:
         return self.gate_up.outputs
 
     def products(self) -> tuple[Product, ...]:
-        """In the order in which a step runs them."""
+        """The layer's products in the order in which a step runs them."""
         return self.gate_up, self.down
 
 
 def dense_mlp_specs(config: ModelConfig, prefix: str) -> Iterator[TensorSpec]:
-    """The tensors of a layer's MLP but for the norms around it; `prefix`: of the layer's names."""
+    """The tensors of a layer's MLP without the norms around it; `prefix`: of the layer's names."""
     hidden, inner, mlp = config.hidden_size, config.intermediate_size, f"{prefix}mlp."
     if config.fused_projections:
-        yield TensorSpec(f"{mlp}gate_up_proj.weight", (2 * inner, hidden), shard=Shard.ROWS)
+        name, parts = f"{mlp}gate_up_proj.weight", (inner, inner)
+        yield TensorSpec(name, (2 * inner, hidden), shard=Shard.ROWS, fused=parts)
     else:
         for name in ("gate_proj", "up_proj"):
             pack = f"{mlp}gate_up_proj"
             yield from linear_specs(f"{mlp}{name}", inner, hidden, config.mlp_bias, Shard.ROWS, pack)
-    yield from linear_specs(f"{mlp}down_proj", hidden, inner, config.mlp_bias, Shard.COLUMNS)
+    bias = config.mlp_bias and config.split.is_first
+    yield from linear_specs(f"{mlp}down_proj", hidden, inner, bias, Shard.COLUMNS)
 
 
 def build_dense_mlp(tensors: Tensors) -> DenseMlp:
     """Builds a layer's MLP from its tensors."""
     config = tensors.config
     residual = Residual.build(tensors, config.layer_norms.post_mlp)
-    gate, norm = _GATES[config.activation], tensors.norm(config.layer_norms.mlp)
+    gate, norm = GATES[config.activation], tensors.norm(config.layer_norms.mlp)
     return DenseMlp(
         gate_up=Product("gate_up", tensors.linear("mlp.gate_up_proj"), gate, norm),
         down=Product("down", tensors.linear("mlp.down_proj"), residual.epilogue),

@@ -1,4 +1,4 @@
-"""How the result of attention or MLP joins the residual stream: a rule of the layer."""
+"""The rules by which the result of attention or MLP joins the residual stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Residual:
 
     @classmethod
     def build(cls, tensors: Tensors, post_norm: str | None) -> Residual:
-        """`post_norm`: the norm's name within the layer, or None."""
+        """Builds the rule of a layer. `post_norm`: the norm's name within the layer, or None."""
         return cls(None if post_norm is None else tensors.norm(post_norm))
 
     @property

@@ -1,5 +1,5 @@
-"""`quantization_config` of compressed-tensors: fp8 and int8 by tensor, channel or block, and int4 by groups.
-Torch-free."""
+"""Reads `quantization_config` of compressed-tensors: fp8 and int8 by tensor, channel or block, and int4 by
+groups. Torch-free."""
 
 from __future__ import annotations
 

@@ -22,8 +22,9 @@ _MODELOPT_FILE = "hf_quant_config.json"
 
 
 def read_scheme(config: ConfigFile) -> Scheme | None:
-    """`quantization_config` of config.json, or the `quantization` of ModelOpt's own file beside it; None
-    where the model is not quantised. Raises BatonError(INVALID) naming the key of what is not supported."""
+    """Reads `quantization_config` of config.json, or the `quantization` of ModelOpt's own file beside it;
+    None where the model is not quantised. Raises BatonError(INVALID) naming the key of what is not
+    supported."""
     section = config.section("quantization_config")
     beside = config.path.with_name(_MODELOPT_FILE)
     if section is None and beside.is_file():

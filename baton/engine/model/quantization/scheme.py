@@ -1,4 +1,4 @@
-"""What a checkpoint's configuration says about its quantised matrices: which of them are, and how they are
+"""The quantised matrices of a checkpoint by its configuration: which of them are quantised, and how they are
 stored. Torch-free."""
 
 from __future__ import annotations
@@ -7,18 +7,20 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Literal
 
 from baton.engine.kernels.weight_format import WeightFormat
 
 Container = Literal["scaled", "scaled-inverse", "scaled-either", "packed", "gptq", "awq"]
-"""Which tensors a matrix is stored as; `stored_parts` lists them for each. "scaled-either": its scales have
-one of two names."""
+"""The tensors that a matrix is stored as; `stored_parts` lists them for each. "scaled-either": its scales
+have one of two names."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFormat:
-    """How a checkpoint stores a matrix. `zeros_less_one`: GPTQ's first version stores zeros less 1."""
+    """The format in which a checkpoint stores a matrix. `zeros_less_one`: GPTQ's first version stores zeros
+    less 1."""
 
     container: Container
     format: WeightFormat
@@ -47,15 +49,21 @@ class Scheme:
     matching: Literal["names", "parts", "wildcards"]
 
     def stored(self, module: str) -> StoredFormat | None:
-        """How the matrix of a projection is stored, such as that of `model.layers.0.mlp.up_proj`; None: as it
-        is."""
-        matches = _MATCHING[self.matching]
-        if any(matches(module, pattern) for pattern in self.ignored):
-            return None
-        for rule in self.rules:
-            if any(pattern == "Linear" or matches(module, pattern) for pattern in rule.targets):
-                return rule.stored
+        """Stored format of the matrix of a projection, such as that of `model.layers.0.mlp.up_proj`; None: it
+        is not quantised."""
+        return _stored(self, module)
+
+
+# Each module of a model is asked for several times, and a mixture has some 20,000 of them.
+@lru_cache(1 << 16)
+def _stored(scheme: Scheme, module: str) -> StoredFormat | None:
+    matches = _MATCHING[scheme.matching]
+    if any(matches(module, pattern) for pattern in scheme.ignored):
         return None
+    for rule in scheme.rules:
+        if any(pattern == "Linear" or matches(module, pattern) for pattern in rule.targets):
+            return rule.stored
+    return None
 
 
 def _by_name(module: str, pattern: str) -> bool:

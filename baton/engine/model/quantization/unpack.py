@@ -17,7 +17,7 @@ _SYMMETRIC_ZERO = 8
 
 
 class UnpackError(ValueError):
-    """What is wrong with a stored tensor: its suffix, and why."""
+    """A stored tensor cannot be unpacked; `suffix` names the tensor, the message says why."""
 
     def __init__(self, suffix: str, why: str) -> None:
         super().__init__(why)

@@ -40,7 +40,8 @@ transfer.kv_wire {{ $values.transfer.kv_wire }} goes through the host, transfer.
 {{- range $component := (include "baton.workerComponents" . | fromYaml).components }}
 {{- $role := include "baton.settings" (dict "root" $ "component" $component) | fromYaml }}
 {{- $key := eq $component "workers" | ternary "workerGroup" $component }}
-{{- $gpus := $role.gpu.count | int }}
+{{- $gpus := include "baton.gpus" (dict "root" $ "component" $component) | int }}
+{{- $needed := include "baton.gpusNeeded" (dict "root" $ "component" $component) | int }}
 {{- $workers := include "baton.workersPerPod" (dict "root" $ "component" $component) | int }}
 {{- $engine := merge (dict) $role.engine $values.engine }}
 {{- if and (gt $gpus 0) (eq (default "auto" $engine.device) "cpu") }}
@@ -49,11 +50,14 @@ transfer.kv_wire {{ $values.transfer.kv_wire }} goes through the host, transfer.
 {{- if and (eq $gpus 0) (eq $transport "nccl") }}
 {{ $key }}.gpu.count is 0, and transfer.transport nccl needs GPUs
 {{- end }}
-{{- if and (eq $component "workers") (gt $gpus 0) (lt $gpus $workers) (not $engine.gpu_workers) }}
-workerGroup.gpu.count is {{ $gpus }} for {{ $workers }} workers: give each one, or say by engine.gpu_workers how many share one
+{{- $devices := $engine.tensor_parallel | default 1 | int }}
+{{- if and (gt $gpus 0) (lt $gpus $devices) }}
+{{ $key }}.gpu.count is {{ $gpus }}, and engine.tensor_parallel is {{ $devices }}: leave gpu.count out, or set it to {{ $needed }}
+{{- else if and (gt $gpus 0) (lt $gpus $needed) (not $engine.gpu_workers) }}
+{{ $key }}.gpu.count is {{ $gpus }} for {{ $workers }} workers{{ with gt $devices 1 }} of {{ $devices }} GPUs each{{ end }}: leave it out, or say by engine.gpu_workers how many share one
 {{- end }}
-{{- if gt $gpus $workers }}
-{{ $key }}.gpu.count is {{ $gpus }}, and {{ $workers }} worker{{ gt $workers 1 | ternary "s use" " uses" }} no more than {{ $workers }}
+{{- if gt $gpus $needed }}
+{{ $key }}.gpu.count is {{ $gpus }}, and {{ $workers }} worker{{ gt $workers 1 | ternary "s use" " uses" }} no more than {{ $needed }}
 {{- end }}
 {{- if and (gt $gpus 1) (contains "mig-" $role.gpu.resource) }}
 {{ $key }}.gpu.resource {{ $role.gpu.resource }}: a process sees one MIG instance, so {{ $key }}.gpu.count must be 1

@@ -74,7 +74,7 @@ demo
 - name: model
   image: {{ include "baton.image" (dict "root" .root "image" "router") | quote }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy | quote }}
-  command: [baton, fetch-model, --config, /etc/baton/{{ .component }}.yaml]
+  command: [baton, model, fetch, --config, /etc/baton/{{ .component }}.yaml]
   env:
     - {name: HOME, value: /tmp}
   resources:

@@ -35,7 +35,7 @@ num-cpus: "0"
 num-gpus: "0"
 include-dashboard: "false"
 {{- else }}
-num-gpus: {{ .settings.gpu.count | quote }}
+num-gpus: {{ include "baton.gpus" . | quote }}
 resources: {{ include "baton.rayRoom" . | quote | squote }}
 {{- end }}
 {{- end -}}
@@ -82,7 +82,7 @@ resources: {{ include "baton.rayRoom" . | quote | squote }}
 - name: ray-certificate
   image: {{ include "baton.image" (dict "root" .root "image" "worker") | quote }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy | quote }}
-  command: {{ concat (list "baton" "ray-certificate" "--authority" "/run/baton/tls/ray-authority" "--out" "/run/baton/tls/ray") $hosts | toJson }}
+  command: {{ concat (list "baton" "ray" "certificate" "--authority" "/run/baton/tls/ray-authority" "--out" "/run/baton/tls/ray") $hosts | toJson }}
   env:
     - {name: HOME, value: /tmp}
     - {name: BATON_HOST, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
@@ -167,7 +167,7 @@ readinessProbe:
 {{- $pod := dict
     "image" (include "baton.image" (dict "root" .root "image" "worker"))
     "config" "supervisor"
-    "preStop" (list "baton" "stop-workers" "--within" (toString $values.lifecycle.longestGenerationSeconds))
+    "preStop" (list "baton" "ray" "stop-workers" "--within" (toString $values.lifecycle.longestGenerationSeconds))
     "env" (printf "%s\n%s" (include "baton.workerEnv" $context) (include "baton.rayEnv" .root))
     "ports" (printf "- {name: ray-node, containerPort: %v}\n%s" $ports.rayNode (include "baton.rayMetricsPorts" $context))
     "probes" (include "baton.rayProbes" (dict "port" "ray-node"))

@@ -5,6 +5,22 @@
 {{- if eq .component "workers" }}{{ add .root.Values.workerGroup.prefill .root.Values.workerGroup.decode }}{{ else }}1{{ end -}}
 {{- end -}}
 
+{{/* GPUs that a pod's workers have, those of each counted: (root, component). */}}
+{{- define "baton.gpusNeeded" -}}
+{{- $settings := include "baton.settings" . | fromYaml -}}
+{{- $engine := merge (dict) $settings.engine .root.Values.engine -}}
+{{- mul (include "baton.workersPerPod" .) ($engine.tensor_parallel | default 1) -}}
+{{- end -}}
+
+{{/* GPUs of a pod: as many as its workers have where no number is set, none on a CPU: (root, component). */}}
+{{- define "baton.gpus" -}}
+{{- $settings := include "baton.settings" . | fromYaml -}}
+{{- $engine := merge (dict) $settings.engine .root.Values.engine -}}
+{{- if not (kindIs "invalid" $settings.gpu.count) }}{{ $settings.gpu.count | int }}
+{{- else if eq (default "auto" $engine.device) "cpu" }}0
+{{- else }}{{ include "baton.gpusNeeded" . }}{{ end -}}
+{{- end -}}
+
 {{/* Index of a pod's first decode worker, which prefill workers come before: (root, component). */}}
 {{- define "baton.firstDecode" -}}
 {{- if eq .component "workers" }}{{ .root.Values.workerGroup.prefill }}{{ else }}{{ eq .component "decode" | ternary 0 1 }}{{ end -}}
@@ -38,11 +54,12 @@
 names: {{ toJson $names }}
 {{- end -}}
 
-{{/* CPU, memory, GPUs and RDMA devices: (root, settings). */}}
+{{/* CPU, memory, GPUs and RDMA devices: (root, component, settings). */}}
 {{- define "baton.workerResources" -}}
 {{- $resources := deepCopy .settings.resources -}}
 {{- $devices := dict -}}
-{{- if .settings.gpu.count }}{{ $_ := set $devices .settings.gpu.resource (toString .settings.gpu.count) }}{{ end -}}
+{{- $gpus := include "baton.gpus" . | int -}}
+{{- if $gpus }}{{ $_ := set $devices .settings.gpu.resource (toString $gpus) }}{{ end -}}
 {{- with .root.Values.rdma }}{{ if .enabled }}{{ $_ := set $devices .resource (toString .count) }}{{ end }}{{ end -}}
 {{- mergeOverwrite $resources (dict "limits" $devices "requests" (deepCopy $devices)) | toYaml -}}
 {{- end -}}
@@ -97,7 +114,7 @@ names: {{ toJson $names }}
 {{- $context := dict "root" .root "component" .component "settings" $settings -}}
 {{- $command := list "baton" "worker" "--role" .component -}}
 {{- if eq .component "workers" -}}
-{{- $command = list "baton" "worker-group" "--prefill" (toString $values.workerGroup.prefill) "--decode" (toString $values.workerGroup.decode) -}}
+{{- $command = list "baton" "worker" "group" "--prefill" (toString $values.workerGroup.prefill) "--decode" (toString $values.workerGroup.decode) -}}
 {{- end -}}
 {{- $command = concat $command (list "--config" (printf "/etc/baton/%s.yaml" .component)) -}}
 {{- include "baton.podTemplate" (merge $context (dict

@@ -12,7 +12,7 @@ from baton.v1.types_pb2 import TraceParent
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
-# Of version 00; a later version may have more behind it.
+# A header of version 00; a later version may have more behind it.
 _TRACEPARENT = re.compile("([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _INVALID_VERSION = "ff"
 _SAMPLED = 0x01
@@ -41,7 +41,7 @@ class TraceContext:
         return TraceContext(self.trace_id, span_id or random_id(), self.sampled, self.state)
 
     def message(self) -> TraceParent:
-        """What workers are sent."""
+        """The context as it is sent to workers."""
         return TraceParent(trace_id=self.trace_id, span_id=self.span_id, state=self.state)
 
 

@@ -31,7 +31,7 @@ class SpanExporter(Protocol):
 
 
 class SpanRecorder:
-    """One process's. `record` is for one thread."""
+    """Collects the spans of one process and exports them. `record` is for one thread."""
 
     def __init__(
         self, exporter: SpanExporter, capacity: int = CAPACITY, interval_s: float = _INTERVAL_S
@@ -44,7 +44,7 @@ class SpanRecorder:
         self._spans: deque[Span] = deque()
         self._closing, self._closed = threading.Event(), threading.Event()
         self._failing = False
-        # Counts since the start: exported, refused for want of room, and lost because an export failed.
+        # Counts since the start: exported, refused without room, and lost because an export failed.
         self.exported = self.crowded_out = self.failed = 0
         self._thread = threading.Thread(target=self._run, name="trace-export", daemon=True)
         self._thread.start()

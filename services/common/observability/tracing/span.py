@@ -16,7 +16,7 @@ Attributes = Mapping[str, AttributeValue]
 
 @dataclass(frozen=True, slots=True)
 class SpanEvent:
-    """Something that happened at one time within a span, in wall clock nanoseconds."""
+    """An event at one time within a span, in wall clock nanoseconds."""
 
     name: str
     at_ns: int
@@ -40,6 +40,6 @@ class Span:
 
 
 def wall_offset_ns() -> int:
-    """What makes a monotonic time of this host a wall clock time, now. Those of one span, or of several that
-    are compared, are converted with one offset."""
+    """Nanoseconds to add to a monotonic time of this host for the wall clock time, as of now. Times of one
+    span, or of several that are compared, are converted with one offset."""
     return time.time_ns() - time.monotonic_ns()

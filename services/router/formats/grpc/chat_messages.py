@@ -8,7 +8,6 @@ from baton.base.errors import FieldError
 from baton.request_fields.table import MOST_ITEMS
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, Tool, ToolChoice
 from services.router.formats.json_bodies import parse_json, parse_text
-from services.router.formats.json_counts import check_items
 from services.router.formats.openai.tools import FunctionBody, ToolBody, calls_sent_back, tool_use
 from services.router.request.request import Chat, ChatTurn
 from services.router.request.sizes import too_many
@@ -28,7 +27,7 @@ def chat_of(chat: ChatMessages) -> Chat:
 
 
 def tool_use_of(chat: ChatMessages) -> ToolUse | None:
-    """What the model may or must call. Raises FieldError."""
+    """Returns the tools that the model may or must call. Raises FieldError."""
     parallel = chat.parallel_tool_calls if chat.HasField("parallel_tool_calls") else True
     return tool_use(_tools(chat), _choice(chat), parallel=parallel)
 
@@ -38,7 +37,6 @@ def _variables(text: str) -> dict[str, object] | None:
     many."""
     if not text:
         return None
-    check_items("chat_template_kwargs", text.encode())
     try:
         variables = parse_json(text.encode())
     except FieldError:

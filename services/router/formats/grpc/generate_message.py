@@ -1,4 +1,4 @@
-"""GenerateRequest as a `ParsedRequest`."""
+"""Parses GenerateRequest into a `ParsedRequest`."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def parsed_request(request: GenerateRequest) -> ParsedRequest:
         logprobs=request.logprobs if request.HasField("logprobs") else None,
         call=ClientCall(ignored_fields=unknown_numbers(request)),
         slo=_slo(request),
+        prediction=request.prediction if request.HasField("prediction") else None,
         **{name: getattr(request, name) for name in _VALUES if request.HasField(name)},
     )
 

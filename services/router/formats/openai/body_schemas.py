@@ -36,6 +36,7 @@ _BY_HAND: dict[tuple[str, str], Schema] = {
     ("DetokenizeBody", "tokens"): {**_IDS, "minItems": 0},
     ("MessageBody", "content"): _CONTENT,
     ("InputItem", "content"): _CONTENT,
+    ("PredictionBody", "content"): {"anyOf": [{"type": "string"}, _PARTS]},
 }
 # Lists that may not be empty, by model and name.
 _NOT_EMPTY = (("ChatBody", "messages"), ("ChatBody", "guided_choice"), ("CompletionBody", "guided_choice"))

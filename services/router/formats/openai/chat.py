@@ -6,14 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, FailFast, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
 from baton.base.errors import FieldError
 from baton.request_fields.field import Endpoint
 from services.router.formats.field_table import CHAT, FieldTable
 from services.router.formats.json_bodies import encode, encode_with_lists
-from services.router.formats.openai.fields import Body, Integer, Part, SamplingBody, with_fields_of
+from services.router.formats.openai.fields import Body, FailFast, Integer, Part, SamplingBody, with_fields_of
 from services.router.formats.openai.logprobs import chat_logprobs
+from services.router.formats.openai.prediction import PredictionBody, text_of
 from services.router.formats.openai.structured_choice import StructuredChoice
 from services.router.formats.openai.tools import ToolBody, calls_sent_back, tool_use
 from services.router.request.request import Chat, ChatTurn, Delta, ParsedRequest, Request
@@ -43,7 +44,6 @@ class MessageBody(Part):
     annotations: list[Any] | None = None
 
 
-# Validation ends at the first invalid message: an error for each could take seconds.
 Messages = Annotated[list[MessageBody], FailFast()]
 
 
@@ -73,8 +73,13 @@ class ChatBody(SamplingBody, ChatFields):
     """The body of POST /v1/chat/completions."""
 
     table: ClassVar[FieldTable] = CHAT
-    nested: ClassVar[Mapping[str, type[BaseModel]]] = {**SamplingBody.nested, **ChatFields.nested}
+    nested: ClassVar[Mapping[str, type[BaseModel]]] = {
+        **SamplingBody.nested,
+        **ChatFields.nested,
+        "prediction": PredictionBody,
+    }
 
+    prediction: PredictionBody | None = None
     parallel_tool_calls: bool | None = None
     max_completion_tokens: Integer | None = None
     logprobs: bool | None = None
@@ -98,6 +103,7 @@ class ChatBody(SamplingBody, ChatFields):
                 self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls is not False
             ),
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            prediction=text_of(self.prediction),
         )
 
 
@@ -136,7 +142,8 @@ class ChatFormatter:
         return choice
 
     def chunks(self, index: int, request: Request, delta: Delta) -> list[str]:
-        """Up to three chunks: the role (first delta only), content if there is some, the finish reason."""
+        """Returns up to three chunks: the role (first delta only), content if there is some, the finish
+        reason."""
         rare = delta.opening or delta.finish is not None or request.structure is not None
         if rare or self._with_ids or request.wants_logprobs:
             return [encode_with_lists(chunk) for chunk in self._chunks(index, request, delta)]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
+
+from pydantic import BaseModel
 
 from baton.base.errors import FieldError
 from baton.request_fields.field import Endpoint
@@ -17,6 +20,7 @@ from services.router.formats.openai.fields import (
     with_fields_of,
 )
 from services.router.formats.openai.logprobs import legacy_logprobs
+from services.router.formats.openai.prediction import PredictionBody, text_of
 from services.router.request.request import Delta, ParsedRequest, Request
 from services.router.request.sizes import MAX_PROMPTS
 from services.router.text.token_texts import TokenTexts
@@ -32,8 +36,10 @@ class CompletionBody(SamplingBody):
     """The body of POST /v1/completions."""
 
     table: ClassVar[FieldTable] = COMPLETIONS
+    nested: ClassVar[Mapping[str, type[BaseModel]]] = {**SamplingBody.nested, "prediction": PredictionBody}
 
     prompt: Prompt
+    prediction: PredictionBody | None = None
     echo: bool | None = None
     logprobs: Integer | None = None
     best_of: Integer | None = None
@@ -45,6 +51,7 @@ class CompletionBody(SamplingBody):
             echo=self.echo is True,
             logprobs=self.logprobs,
             best_of=self.best_of,
+            prediction=text_of(self.prediction),
         )
         prompts = _prompts(self.prompt)
         if len(prompts) > 1 and len(prompts) * (common.n or 1) > MAX_CHOICES:
@@ -71,7 +78,7 @@ class CompletionFormatter:
         """Does nothing: a text is formatted once it is whole."""
 
     def reasoning_tokens(self) -> None:
-        """A completion has no reasoning."""
+        """Does nothing: a completion has no reasoning."""
 
     def whole(self, index: int, request: Request, delta: Delta) -> dict[str, object]:
         """One choice of a response or of a chunk."""

@@ -6,9 +6,11 @@ reads; `with_fields_of` adds the others that are used, from the table.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
+import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, ValidationError, create_model
 
 from baton.base.errors import BatonError, ErrorKind, FieldError
@@ -18,7 +20,20 @@ from baton.v1.types_pb2 import Grammar
 from services.router.formats.field_table import FieldTable
 from services.router.formats.grammar_fields import grammar_of
 from services.router.formats.ignored_fields import unknown_keys
+from services.router.formats.json_bodies import parse_json
 from services.router.request.request import ClientCall
+from services.router.request.sizes import check_document
+
+
+class FailFast(pydantic.FailFast):
+    """Ends the validation of a list at its first invalid item: an error for each could take seconds.
+
+    For lists whose items are not counted before. Hashable, since pydantic compares the annotations of a
+    union's members.
+    """
+
+    __hash__ = object.__hash__
+
 
 Stop = str | list[str]
 
@@ -40,13 +55,15 @@ TYPES: Mapping[Kind, Any] = {
     Kind.INTEGER: Integer,
     Kind.FLAG: bool,
     Kind.TEXT: str,
-    Kind.TEXTS: list[str],
+    Kind.TEXTS: Annotated[list[str], FailFast()],
     Kind.STOP: Stop,
     Kind.TOKEN_IDS: list[Integer],
     Kind.BIASES: dict[str, float],
     Kind.OBJECT: dict[str, Any],
 }
 _VALUES = frozenset(field.name for field in VALUES)
+# Kept, since each look-up of an enum's member takes as long as the rest of a field's treatment.
+_USED = Treatment.USED
 
 
 class Body(BaseModel):
@@ -65,11 +82,31 @@ class Body(BaseModel):
         return self._ignored
 
     @classmethod
-    def parse(cls, document: object) -> Self:
-        """Validates a JSON document; FieldError names the first invalid field.
+    def read(cls, data: bytes | bytearray, context: int) -> Self:
+        """Parses and validates the bytes of a body. `context`: the most tokens of a request.
 
-        The error never contains a value, which may be part of a prompt.
+        Raises FieldError, which names the first invalid field, and never contains a value: that may be part
+        of a prompt.
         """
+        document = parse_json(data)
+        check_document(document, context)
+        return cls.parse(document)
+
+    def packed(self) -> bytes:
+        """Encodes a valid body for another process, with the names of its undocumented fields."""
+        return json.dumps([vars(self), self._ignored], default=vars).encode()
+
+    @classmethod
+    def unpacked(cls, data: bytes | bytearray) -> Self:
+        """Decodes a body that was packed."""
+        fields, ignored = json.loads(data)
+        body = cls.model_validate(fields)
+        body._ignored = tuple(ignored)
+        return body
+
+    @classmethod
+    def parse(cls, document: object) -> Self:
+        """Validates a JSON document whose sizes are checked. Raises FieldError."""
         if not isinstance(document, dict):
             raise FieldError("the body must be a JSON object")
         used, ignored = {}, []
@@ -77,10 +114,10 @@ class Body(BaseModel):
             field = cls.table.get(name)
             if field is None:
                 ignored.append(name)
+            elif field.treatment is _USED:
+                used[name] = value
             elif field.refuses(value):
                 raise FieldError(f"{name} is not supported yet", param=name, code="unsupported_parameter")
-            elif field.treatment is Treatment.USED:
-                used[name] = value
         try:
             body = cls.model_validate(used)
         except ValidationError as error:
@@ -115,7 +152,7 @@ class Part(BaseModel):
 
 
 class StreamOptions(Part):
-    """What a stream carries besides its tokens."""
+    """Options for what a stream carries besides its tokens."""
 
     # Random padding that hides the length of tokens: accepted, without effect.
     include_obfuscation: bool | None = None
@@ -154,7 +191,7 @@ class GenerationBody(Body):
         }
 
     def grammar(self) -> tuple[Grammar | None, str]:
-        """What the output must match, if anything, and the field that says so."""
+        """Returns the grammar that the output must match, if any, and the field that states it."""
         return grammar_of(None, self.structured_outputs, {})
 
 
@@ -166,14 +203,14 @@ class SamplingBody(GenerationBody):
     guided_json: dict[str, Any] | str | None = None
 
     def grammar(self) -> tuple[Grammar | None, str]:
-        """What the output must match, if anything, and the field that says so."""
+        """Returns the grammar that the output must match, if any, and the field that states it."""
         older = ("json", "regex", "choice", "grammar", "whitespace_pattern")
         guided = {name: getattr(self, f"guided_{name}") for name in older}
         return grammar_of(self.response_format, self.structured_outputs, guided)
 
 
 def are_token_ids(items: Iterable[object]) -> bool:
-    """Whether JSON values are all integers. A few times faster than to ask each: prompts have thousands."""
+    """True if JSON values are all integers. A few times faster than to ask each: prompts have thousands."""
     return set(map(type, items)) <= {int}
 
 

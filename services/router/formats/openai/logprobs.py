@@ -16,7 +16,9 @@ LEAST_LOGPROB = -9999.0
 
 
 def legacy_logprobs(texts: TokenTexts, request: Request, delta: Delta) -> dict[str, object]:
-    """`logprobs` of text completions, for the tokens of a delta, preceded by an echoed prompt's in the first.
+    """Formats `logprobs` of text completions, for the tokens of a delta, preceded by an echoed prompt's in
+    the first. Its lists are iterators (see `json_pieces`). `text_offset` counts characters of the whole text;
+    a token that is part of a character has the offset of that character.
 
     Its lists are iterators (see `json_pieces`). `text_offset` counts characters of the whole text; a token
     that is part of a character has the offset of that character.
@@ -46,7 +48,7 @@ def legacy_logprobs(texts: TokenTexts, request: Request, delta: Delta) -> dict[s
 def chat_logprobs(
     texts: TokenTexts, token_ids: Sequence[int], logprobs: Sequence[bytes]
 ) -> dict[str, object]:
-    """`logprobs` of chat completions. Its list is an iterator (see `json_pieces`)."""
+    """Formats `logprobs` of chat completions. Its list is an iterator (see `json_pieces`)."""
     content = (
         _chat_entry(texts, token_id, Logprobs.FromString(one))
         for token_id, one in zip(token_ids, logprobs, strict=True)

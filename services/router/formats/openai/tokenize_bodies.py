@@ -10,7 +10,7 @@ from baton.base.errors import FieldError
 from services.router.formats.field_table import DETOKENIZE, TOKENIZE, FieldTable
 from services.router.formats.json_bodies import encode
 from services.router.formats.openai.chat import ChatFields, Messages
-from services.router.formats.openai.fields import Body, whole_numbers
+from services.router.formats.openai.fields import Body, FailFast, whole_numbers
 from services.router.request import sizes, validate
 from services.router.request.request import ParsedRequest
 from services.router.request.validate import RequestLimits
@@ -40,12 +40,12 @@ def _whole(tokens: object) -> object:
 
 
 class DetokenizeBody(Body):
-    """The body of /detokenize."""
+    """The body of a POST to /detokenize."""
 
     table: ClassVar[FieldTable] = DETOKENIZE
 
     model: str | None = None
-    tokens: Annotated[list[int], BeforeValidator(_whole)]
+    tokens: Annotated[list[int], FailFast(), BeforeValidator(_whole)]
 
 
 def tokenize_response(tokenizer: ModelTokenizer, limits: RequestLimits, body: TokenizeBody) -> bytes:

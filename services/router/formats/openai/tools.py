@@ -24,13 +24,13 @@ class FunctionBody(Part):
 
 
 class ToolBody(Part):
-    """One of `tools`."""
+    """One tool of a request's `tools`."""
 
     type: Literal["function"]
     function: FunctionBody
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates take it: without what was not set."""
+        """Returns the tool in the form that chat templates take, without fields that were not set."""
         function = {name: value for name, value in vars(self.function).items() if value is not None}
         return {"type": self.type, "function": function}
 
@@ -38,7 +38,7 @@ class ToolBody(Part):
 def tool_use(
     tools: Sequence[ToolBody], choice: str | dict[str, Any] | None, *, parallel: bool
 ) -> ToolUse | None:
-    """What the model may or must call; None where it is not shown any tool. Raises FieldError."""
+    """Returns the tools that the model may or must call; None if it is shown no tool. Raises FieldError."""
     found: dict[str, Tool] = {}
     for number, tool in enumerate(tools):
         name = tool.function.name

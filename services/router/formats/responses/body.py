@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, FailFast
+from pydantic import BaseModel
 
 from baton.base.errors import FieldError
 from baton.request_fields.field import Endpoint
 from baton.v1.types_pb2 import Grammar
 from services.router.formats.field_table import RESPONSES, FieldTable
 from services.router.formats.grammar_fields import grammar_of_text_format
-from services.router.formats.openai.fields import GenerationBody, Integer, Part, with_fields_of
+from services.router.formats.openai.fields import FailFast, GenerationBody, Integer, Part, with_fields_of
 from services.router.formats.openai.tools import FunctionBody, ToolBody, tool_use
 from services.router.request.request import Chat, ChatTurn, ParsedRequest
 
@@ -42,12 +42,12 @@ class FunctionTool(Part):
     strict: bool | None = None
 
     def as_in_a_chat(self) -> ToolBody:
-        """As `tools` of a chat has it."""
+        """Returns the tool in the form of a chat's `tools`."""
         function = FunctionBody(name=self.name, description=self.description, parameters=self.parameters)
         return ToolBody(type=self.type, function=function)
 
     def echo(self) -> dict[str, Any]:
-        """As a response repeats it."""
+        """Returns the tool in the form in which a response repeats it."""
         return dict(vars(self))
 
 
@@ -72,18 +72,11 @@ class InputItem(Part):
     encrypted_content: Any = None
 
 
-class _FailFast(FailFast):
-    """In a union, annotations are compared by their hash, which pydantic's own class lacks."""
-
-    __hash__ = object.__hash__
-
-
-# Validation ends at the first invalid item, as it does for messages.
-Items = Annotated[list[InputItem], _FailFast()]
+Items = Annotated[list[InputItem], FailFast()]
 
 
 class TextConfig(Part):
-    """What the output's text is like."""
+    """Format and verbosity of the output's text."""
 
     # `{"type": "json_schema", "name": …, "schema": …}`, or another type; `grammar` checks it.
     format: dict[str, Any] | None = None
@@ -108,7 +101,7 @@ class ResponsesBody(GenerationBody):
     temperature: float | None = None
     top_p: float | None = None
     max_output_tokens: Integer | None = None
-    include: list[Literal["message.output_text.logprobs"] | _EMPTY] | None = None
+    include: Annotated[list[Literal["message.output_text.logprobs"] | _EMPTY], FailFast()] | None = None
     text: TextConfig | None = None
     top_logprobs: Integer | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -120,12 +113,12 @@ class ResponsesBody(GenerationBody):
 
     @property
     def is_to_be_stored(self) -> bool:
-        """Whether the response is stored, by a router that stores responses."""
+        """True if the response is stored, by a router that stores responses."""
         return self.store is not False
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the response has the tokens' logprobs."""
+        """True if the response has the tokens' logprobs."""
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     def parsed_request(self) -> ParsedRequest:
@@ -157,14 +150,14 @@ class ResponsesBody(GenerationBody):
         )
 
     def _tool_choice(self) -> str | dict[str, Any] | None:
-        """As a chat has it: the function's name in an object of its own."""
+        """Returns the choice in a chat's form: the function's name in an object of its own."""
         choice = self.tool_choice
         if isinstance(choice, dict) and choice.get("type") == "function":
             return {"type": "function", "function": {"name": choice.get("name")}}
         return choice
 
     def grammar(self) -> tuple[Grammar | None, str]:
-        """What the output must match, if anything, and the field that says so."""
+        """Returns the grammar that the output must match, if any, and the field that states it."""
         own = grammar_of_text_format(self.text.format if self.text is not None else None)
         other, field = super().grammar()
         if own is not None and other is not None:
@@ -217,7 +210,7 @@ def _message(number: int, item: InputItem) -> ChatTurn:
 
 
 def _call(number: int, item: InputItem) -> dict[str, Any]:
-    """As an assistant message of a chat has it."""
+    """Returns a call in the form that an assistant message of a chat has."""
     if item.call_id is None or item.name is None or item.arguments is None:
         raise FieldError(f"input[{number}] needs call_id, name and arguments", param="input")
     function = {"name": item.name, "arguments": item.arguments}

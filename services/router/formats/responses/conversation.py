@@ -59,7 +59,8 @@ def _input_items(body: ResponsesBody) -> list[InputItem]:
 
 
 def _stored(item: InputItem, token: str) -> Document:
-    """With the fields that OpenAI's API has for it, and those alone that the model was shown."""
+    """Returns an item to store, with the fields that OpenAI's API has for it, and those alone that the model
+    was shown."""
     kind = item.type or "message"
     head = {"id": item.id or f"{_PREFIXES.get(kind, 'msg')}_{token}", "type": kind}
     match kind:

@@ -58,7 +58,7 @@ class ResponseDocuments:
         return self._ended(delta, len(delta.token_ids), completed)
 
     def with_logprobs(self, whole: Document, delta: Delta) -> Document:
-        """What is sent of a whole response. Its lists are iterators (see `json_pieces`)."""
+        """Returns a whole response as it is sent. Its lists are iterators (see `json_pieces`)."""
         items = [
             {**item, "content": iter(item["content"])} if "content" in item else item
             for item in self._items.items
@@ -187,7 +187,7 @@ class ResponseDocuments:
 
 
 def _text_format(body: ResponsesBody) -> Document:
-    """As it was asked for."""
+    """The text's format as it was asked for."""
     given = body.text.format if body.text is not None else None
     return given or {"type": "text"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +11,12 @@ from baton.engine.sequence import MAX_LOGIT_BIAS, Limits, SamplingParams
 from baton.engine.shared_memory.logprob_records import Logprobs
 from baton.engine.shared_memory.mailbox import MAX_STOP_IDS
 from baton.request_fields.field import RequestField
-from baton.request_fields.table import BY_NAME, SAMPLING_NUMBERS
+from baton.request_fields.table import BY_NAME, MAX_PREDICTION_TOKENS, SAMPLING_NUMBERS
 from baton.v1 import types_pb2
+from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.transfer_pb2 import CommitRecord
 
-_BIAS = BY_NAME["logit_bias"]
+_BIAS, _DRAFTS = BY_NAME["logit_bias"], BY_NAME["max_draft_tokens"]
 # Sampling parameters that may be unset, which changes nothing.
 _OPTIONAL: frozenset[str] = frozenset(
     field.name for field in types_pb2.Sampling.DESCRIPTOR.fields if field.has_presence
@@ -62,6 +64,26 @@ def first_logprobs_of(record: CommitRecord, sampling: SamplingParams, vocab_size
     if sampling.logprobs is None:
         return None
     return Logprobs(first.logprob, tuple((one.token_id, one.logprob) for one in first.top))
+
+
+def prediction_of(token_ids: Sequence[int], vocab_size: int) -> array[int]:
+    """The tokens of a prediction as int32. Raises BatonError(INVALID) where they are too many, or one is
+    outside the vocabulary."""
+    _require(
+        len(token_ids) <= MAX_PREDICTION_TOKENS, f"a prediction has at most {MAX_PREDICTION_TOKENS} tokens"
+    )
+    if token_ids:
+        check_token_ids(token_ids, vocab_size)
+    return array("i", token_ids)
+
+
+def max_draft_tokens_of(request: ReserveRequest) -> int | None:
+    """The most drafts of a step; None where the request does not say. Raises BatonError(INVALID) where it is
+    out of range."""
+    if not request.HasField("max_draft_tokens"):
+        return None
+    _check_bounds(_DRAFTS, request.max_draft_tokens)
+    return request.max_draft_tokens
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:

@@ -75,7 +75,11 @@ class AdmissionChecks:
             sampling=sampling,
             limits=limits,
             masked=reservation.masked,
+            prediction=reservation.prediction,
+            most_drafts=reservation.max_draft_tokens,
+            tenant=reservation.tenant,
         )
+        reservation.prediction = ()  # the slot's history has it
         return Admission(entry, sampling, block_hashes)
 
     def _check_record(self, record: CommitRecord, reservation: Reservation, limits: Limits) -> None:

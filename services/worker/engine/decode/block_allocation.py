@@ -1,10 +1,10 @@
 """Incremental allocation of KV blocks for running sequences, and preemption where there are none.
 
 A reservation has blocks for its prompt and for as many output tokens as most recent outputs had. The steps
-publish how far each sequence has come; steps that have been launched since may take it further, each by as
-many tokens as a slot has rows. Shortly before it could run out of blocks, it is allocated more. A slot that
-reaches the end of its blocks all the same is stalled, and continues once the steps have applied the mailbox
-entry that extends its block table.
+publish how far each sequence has come; steps that have been launched since take it further, each by as many
+tokens as its steps gave out on average. Shortly before it should run out of blocks, it is allocated more.
+Near the end of its blocks its steps leave drafts out; at the end it is stalled, and continues once the steps
+have applied the mailbox entry that extends its block table.
 
 Where no block is free, the sequence with the most output left is swapped out: its blocks are copied to host
 memory. Where that is full too, it is preempted: it ends here, and the router has its prompt and output so far
@@ -21,7 +21,7 @@ from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import OutOfBlocksError
 from baton.engine.memory.host_blocks import HostBlocks
-from baton.engine.shared_memory.slot_positions import position_tag
+from baton.engine.shared_memory.slot_progress import position_tag
 from services.worker.engine.decode.output_lengths import OutputLengths
 from services.worker.engine.decode.reservation import Reservation, SlotKey
 from services.worker.engine.decode.swapping import SwappedSequences
@@ -42,9 +42,8 @@ class BlockAllocation:
         self._swapped = SwappedSequences(pools, loop, host)
         self._loop = loop
         self._running: dict[SlotKey, Reservation] = {}
-        # By slot: the generation and position (`position_tag`) from which on its sequence needs more blocks.
-        self._due_from = np.full(len(loop.positions.tags), _NEVER)
-        self._ahead_tokens = _AHEAD_STEPS * loop.shape.rows_per_slot
+        # By slot: the generation and position (`position_tag`) at which its sequence needs more blocks.
+        self._ends_at = np.full(len(loop.progress.tags), _NEVER)
         # Sequences that need blocks and have not got them.
         self._short: deque[SlotKey] = deque()
         self.output_lengths = OutputLengths()
@@ -54,13 +53,20 @@ class BlockAllocation:
 
     @property
     def waiting(self) -> bool:
-        """Whether running sequences wait for blocks; they come before new reservations."""
+        """True if running sequences wait for blocks; they come before new reservations."""
         return bool(self._short or self._swapped)
 
     @property
     def running(self) -> int:
-        """Sequences that are decoded."""
+        """Number of sequences that are decoded."""
         return len(self._running)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that the running sequences have had of a step on average; 0 where none has had any."""
+        progress = [self._loop.progress.progress(*key) for key in self._running]
+        steps = sum(one.steps for one in progress)
+        return 1 + sum(one.accepted for one in progress) / steps if steps else 0.0
 
     @property
     def context_tokens(self) -> int:
@@ -78,7 +84,7 @@ class BlockAllocation:
         reservation = self._running.pop(key, None)
         if reservation is None:
             return
-        self._due_from[key[0]] = _NEVER
+        self._ends_at[key[0]] = _NEVER
         if key in self._swapped:
             self._swapped.remove(key)
         if not reservation.ending:
@@ -104,9 +110,9 @@ class BlockAllocation:
     def _due(self) -> list[SlotKey]:
         """Sequences that the launched steps may bring near the end of their blocks; each once, until it is
         watched again."""
-        slots = np.flatnonzero(self._loop.furthest_tags() >= self._due_from)
-        keys = [(int(slot), int(self._due_from[slot]) >> 32) for slot in slots]
-        self._due_from[slots] = _NEVER
+        slots = np.flatnonzero(self._loop.furthest_tags(_AHEAD_STEPS) >= self._ends_at)
+        keys = [(int(slot), int(self._ends_at[slot]) >> 32) for slot in slots]
+        self._ends_at[slots] = _NEVER
         return keys
 
     def _watch(self, reservation: Reservation) -> None:
@@ -115,10 +121,10 @@ class BlockAllocation:
         capacity, position = reservation.grant.capacity, self._position(reservation)
         if capacity == reservation.most_tokens:
             return
-        if position + self._ahead_tokens >= capacity:
+        if position + _AHEAD_STEPS >= capacity:  # it may not have advanced, and so have published nothing
             self._short.append(reservation.key)
         else:
-            self._due_from[slot] = position_tag(generation, capacity - self._ahead_tokens)
+            self._ends_at[slot] = position_tag(generation, capacity)
 
     def _stays(self, key: SlotKey) -> bool:
         return not (self._running[key].ending or key in self._swapped)
@@ -136,7 +142,7 @@ class BlockAllocation:
 
     def _position(self, reservation: Reservation) -> int:
         """The position of its last token when the last step ended."""
-        published = self._loop.positions.position(*reservation.key)
+        published = self._loop.progress.position(*reservation.key)
         return reservation.token_count if published is None else published
 
     def _make_room(self, short: Reservation) -> None:
@@ -149,7 +155,7 @@ class BlockAllocation:
         key = max(filter(self._stays, self._running), key=lambda key: self._left(self._running[key]))
         victim = self._running[key]
         if self._swapped.fits(victim):
-            self._due_from[key[0]] = _NEVER
+            self._ends_at[key[0]] = _NEVER
             self._swapped.swap_out(victim, self._next_capacity(victim))
             self.swapped_out += 1
         else:

@@ -21,7 +21,8 @@ CANARY_TOKENS = 4
 
 
 class DecodeCanary:
-    """At most one canary sequence. All calls come from the engine's loop."""
+    """The canary sequences of a decode worker, at most one at a time. All calls come from the engine's
+    loop."""
 
     def __init__(self, model: LoadedModel, loop: DecodeLoop, slots: SlotPool) -> None:
         self._pools = model.pools

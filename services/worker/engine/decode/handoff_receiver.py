@@ -49,14 +49,15 @@ class HandoffReceiver:
     resident_bytes: int = field(default=0, init=False)
 
     def receive_pieces(self, max_pieces: int) -> None:
-        """The part of `poll` that is safe within a decode step: writes pieces to blocks that no active slot
-        reads. Events wait for the next `poll`."""
+        """Does the part of `poll` that is safe within a decode step: writes pieces to blocks that no active
+        slot reads. Events wait for the next `poll`."""
         if self.reserved.receiver is not None:
             self.reserved.receiver.progress(max_pieces)
 
     def poll(self, max_pieces: int) -> bool:
-        """Bounded work on the links; False where there was none. While a device is moving pieces this polls
-        again for a short time, or until a sequence is admitted: a turn of the engine's loop takes longer."""
+        """Does bounded work on the links; returns False if there was none. While a device is moving pieces
+        this polls again for a short time, or until a sequence is admitted: an iteration of the engine's loop
+        takes longer."""
         receiver = self.reserved.receiver
         if receiver is None:
             return False
@@ -76,7 +77,8 @@ class HandoffReceiver:
         self._finish_admission(*self._admit(transfer_id, record), record)
 
     def commit_local(self, transfer_id: int, record: CommitRecord) -> None:
-        """`commit` by this worker's own prefill, which has written into the reserved blocks."""
+        """Commits like `commit`, for this worker's own prefill, which has written into the reserved
+        blocks."""
         body = self.signer.verify(Ticket(body=record.ticket_body, signature=record.ticket_signature))
         if body.transfer_id != transfer_id:
             raise BatonError(ErrorKind.FORBIDDEN, "the ticket was issued for another transfer")
@@ -136,7 +138,7 @@ class HandoffReceiver:
         return entry.reservation, admission
 
     def _finish_admission(self, reservation: Reservation, admission: Admission, record: CommitRecord) -> None:
-        """What can wait until the commit is acknowledged: caching the prompt's blocks, accounting."""
+        """Does what can wait until the commit is acknowledged: caches the prompt's blocks, and counts."""
         reservation.admission = None
         reservation.token_ids = tuple(record.token_ids)
         if self.reserved.prefix_cache is not None and admission.block_hashes:

@@ -1,8 +1,8 @@
-"""What a ticket stands for: a slot, and blocks that are allocated as its sequence grows."""
+"""The resources that a ticket stands for: a slot, and blocks that are allocated as its sequence grows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from baton.engine.decode.slots import Grant
@@ -56,8 +56,12 @@ class Reservation:
     token_ids: tuple[int, ...] = ()
     # This worker's own prefill writes the blocks, and none are sent.
     own_prefill: bool = False
-    # The request's limit of the time per output token, where it states one.
+    # The request's TPOT limit, where it states one.
     tpot_s: float | None = None
+    # Tokens that the output is expected to contain, in which drafts are looked up; until admission.
+    prediction: Sequence[int] = ()
+    # The most drafts that a step may verify for the sequence; None: as many as the steps do.
+    max_draft_tokens: int | None = None
     # Prepared when the record arrived ahead of its blocks.
     admission: Admission | None = None
     # Stops the prefill of this worker that writes into these blocks, where one does.
@@ -75,7 +79,7 @@ class Reservation:
 
     @property
     def blocks(self) -> BlockTables:
-        """Its blocks now, by cache group."""
+        """The reservation's blocks now, by cache group."""
         return self.grant.blocks
 
     def take_blocks(self) -> BlockTables:

@@ -64,7 +64,7 @@ class ReservedSlots:
     prefix_cache: PrefixCache | None
     emit: Callable[[EngineEvent], None]
     dropped_unknown: int = field(default=0, init=False)
-    # The requests' limits of the time per output token, in ascending order.
+    # The requests' TPOT limits, in ascending order.
     _tpot_limits: list[float] = field(default_factory=list, init=False)
     # Slots whose sequences are on their way: their admissions are prepared.
     arriving: set[SlotKey] = field(default_factory=set, init=False)
@@ -78,16 +78,17 @@ class ReservedSlots:
         self._by_slot[reservation.key] = entry
         if reservation.tpot_s is not None:
             bisect.insort(self._tpot_limits, reservation.tpot_s)
+        self.loop.limit_tpot(reservation.key[0], reservation.tpot_s)
         return entry
 
     @property
     def tightest_tpot_s(self) -> float:
-        """The shortest limit of the time per output token that a request has; infinite without any."""
+        """The shortest TPOT limit that a request has; infinite without any."""
         return self._tpot_limits[0] if self._tpot_limits else math.inf
 
     @property
     def all_limited(self) -> bool:
-        """Whether all requests have such a limit."""
+        """True if all requests have a TPOT limit."""
         return len(self._tpot_limits) == len(self._by_slot)
 
     def owned_blocks(self) -> list[BlockTables]:
@@ -174,9 +175,11 @@ class ReservedSlots:
         self.arriving.discard(reservation.key)
         if reservation.tpot_s is not None:
             self._tpot_limits.remove(reservation.tpot_s)
+        self.loop.limit_tpot(reservation.key[0], None)
         if self.prefix_cache is not None and output:
             tokens = (*reservation.token_ids, *output[:-1])  # the last token has no KV
             hashes = self.prefix_cache.hashes_of(tokens, reservation.tenant, known=reservation.block_hashes)
             self.prefix_cache.add(hashes, reservation.blocks)
         self.pools.release(reservation.blocks)
+        self.loop.learn(*reservation.key)
         self.slots.release(*reservation.key)

@@ -19,7 +19,6 @@ from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.receiver import Receiver
-from services.worker.engine.common.step_clock import StepClock
 from services.worker.engine.decode.admission import AdmissionChecks
 from services.worker.engine.decode.block_allocation import BlockAllocation
 from services.worker.engine.decode.canary import DecodeCanary
@@ -45,7 +44,7 @@ class DecodeSide:
         identity: WorkerIdentity,
         signer: TicketSigner,
         emit: Callable[[EngineEvent], None],
-        host_kv_bytes: int,
+        host: HostBlocks,
         reserve_output_tokens: int | None,
         prefix_cache: PrefixCache | None,
         receiver: Receiver | None = None,
@@ -53,7 +52,7 @@ class DecodeSide:
         certificates: Callable[[], Sequence[str]] | None = None,
         masks: MaskBoard | None = None,
     ) -> None:
-        """`host_kv_bytes`: host memory for sequences that are swapped out. `receiver`, which writes into
+        """`host`: room for sequences that are swapped out. `receiver`, which writes into
         `sink`, and its `endpoints`: None and empty where no other worker sends blocks to this one.
         `certificates`: of the endpoints, see TicketIssuer. `masks`: where grammar masks arrive; None:
         never."""
@@ -66,8 +65,7 @@ class DecodeSide:
         self.receiver = receiver
         self.endpoints = endpoints
         self.prefix_cache = prefix_cache
-        self.clock = StepClock(lambda: loop.tokens_decoded, lambda: loop.ring.steps + loop.ring.full_steps)
-        self.allocation = BlockAllocation(model.pools, loop, HostBlocks(model.cache, host_kv_bytes))
+        self.allocation = BlockAllocation(model.pools, loop, host)
         self.reserved = ReservedSlots(
             self.tickets, loop, slots, model.pools, self.allocation, receiver, prefix_cache, emit
         )
@@ -83,7 +81,8 @@ class DecodeSide:
             reserve_output_tokens,
             certificates,
         )
-        self._fit = DecodeFit(loop.measured_costs)
+        # Predicts what steps take, from those measured.
+        self.fit = DecodeFit(loop.measured_costs)
         # Context tokens of a sequence on average, when costs were asked for last while any ran. The measured
         # steps may have had more or fewer sequences than run at that time.
         self._context_tokens = 0.0
@@ -102,22 +101,24 @@ class DecodeSide:
 
     @property
     def masks_expected(self) -> bool:
-        """Whether masks have arrived lately: the next ones, which no wakeup announces, have to reach the
+        """True if masks have arrived lately: the next ones, which no wakeup announces, have to reach the
         device before the step that runs samples."""
         return time.monotonic() - self._mask_taken_s < _MASKS_FOLLOW_S
 
     def costs(self, waiting_share: float) -> StepCosts:
-        """What steps take, from the last second's and those of the calls before. `waiting_share`: of the time
-        that the clock has measured, by which prefill steps made steps later or longer; where that is nearly
-        all of it, steps say nothing."""
-        recent = self.clock.recent()
+        """Returns the costs of steps, by the last second's and those of the calls before. `waiting_share`: of
+        the time that the clock has measured, by which prefill steps made steps later or longer; where that is
+        nearly all of it, steps say nothing."""
+        recent, rates = self.loop.times.recent(), self.loop.draft_rates
         if running := self.allocation.running:
             self._context_tokens = self.allocation.context_tokens / running
         if recent.steps and recent.mean_ms > 0 and waiting_share < MOST_PREFILL_SHARE:
-            sequences, seconds = recent.tokens / recent.steps, recent.mean_ms / 1e3 * (1 - waiting_share)
-            self._fit.observe(sequences, sequences * self._context_tokens, seconds)
-        return self._fit.costs
+            sequences = recent.tokens / recent.steps / self.loop.progress.mean_tokens_a_step()
+            seconds = recent.mean_ms / 1e3 * (1 - waiting_share)
+            rows = sequences * (1.0 if rates is None else rates.rows_a_sequence)
+            self.fit.observe(sequences, sequences * self._context_tokens, seconds, rows)
+        return self.loop.reported_costs(self.fit.costs, self._context_tokens)
 
     def step_s(self) -> float:
         """Predicted seconds of a step by itself, by the costs that were asked for last; 0 before."""
-        return self._fit.costs.decode_s(self.allocation.running, self.allocation.context_tokens)
+        return self.fit.costs.decode_s(self.allocation.running, self.allocation.context_tokens)

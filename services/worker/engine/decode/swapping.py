@@ -53,7 +53,7 @@ class SwappedSequences:
         return len(self._swapped)
 
     def fits(self, reservation: Reservation) -> bool:
-        """Whether host memory has room for its blocks now."""
+        """True if host memory has room for the reservation's blocks now."""
         unsaved = [one.reservation.blocks for one in self._swapped.values() if one.saved is None]
         unsaved.append(reservation.blocks)
         return self._host.fits(tuple(sum(group, ()) for group in zip(*unsaved, strict=True)))

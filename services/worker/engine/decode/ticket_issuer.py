@@ -19,6 +19,7 @@ from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.protocol.addresses import IPC, Endpoint
 from kvtransfer.protocol.ticket import TicketSigner
 from services.common.engine.attempt_key import AttemptKey
+from services.worker.engine.common.request_parameters import max_draft_tokens_of, prediction_of
 from services.worker.engine.decode.reservation import Reservation
 from services.worker.engine.decode.reserved_slots import ReservedSlots
 from services.worker.engine.decode.ticket_table import TicketEntry
@@ -73,6 +74,8 @@ class TicketIssuer:
 
     def _issue(self, key: AttemptKey, request: ReserveRequest) -> TicketEntry[Reservation]:
         end = self._end_of(request)
+        prediction = prediction_of(request.prediction_token_ids, self.model.config.vocab_size)
+        max_draft_tokens = max_draft_tokens_of(request)
         if self.reserved.allocation.waiting:
             message = "running sequences wait for KV blocks"
             raise BatonError(ErrorKind.OVERLOADED, message, cause=FailureCause.BLOCKS)
@@ -102,6 +105,8 @@ class TicketIssuer:
             masked=request.HasField("grammar"),
             own_prefill=own_prefill,
             tpot_s=request.tpot_slo_s if request.tpot_slo_s > 0 else None,
+            prediction=prediction,
+            max_draft_tokens=max_draft_tokens,
         )
         entry = self.reserved.add(key, body.transfer_id, reservation, min(request.ttl_ms / 1e3, MAX_TTL_S))
         if self.reserved.receiver is not None and not own_prefill:
@@ -119,8 +124,8 @@ class TicketIssuer:
         return [endpoint.message() for endpoint in endpoints]
 
     def _new_transfer_id(self) -> int:
-        """64 random bits, so that a peer cannot guess another's transfer. Not 0, which marks frames that are
-        about no transfer."""
+        """Draws 64 random bits, so that a peer cannot guess the transfer of another. Not 0, which marks
+        frames that are about no transfer."""
         while not (drawn := secrets.randbits(64)) or self.reserved.tickets.find_transfer(drawn) is not None:
             pass
         return drawn

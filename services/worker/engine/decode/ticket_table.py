@@ -50,7 +50,7 @@ class TicketEntry(Generic[Reserved]):
 
     @property
     def awaited(self) -> bool:
-        """Whether it may still be committed."""
+        """True if the ticket may still be committed."""
         return self.state in (TicketState.TICKET_STATE_RESERVED, TicketState.TICKET_STATE_RECEIVING)
 
 
@@ -178,7 +178,8 @@ class TicketTable(Generic[Reserved]):
         return entry
 
     def cancel(self, key: AttemptKey) -> TicketEntry[Reserved] | None:
-        """Like `end`. An attempt not seen yet gets a tombstone too, which a second cancel renews."""
+        """Ends an attempt's ticket like `end`. An attempt not seen yet gets a tombstone too, which a second
+        cancel renews."""
         entry = self._live.get(key)
         if entry is not None:
             return self.end(entry.transfer_id)

@@ -73,6 +73,6 @@ def early_record(request: PrefillRequest) -> CommitRecord:
 
 
 def final_record(first: FirstToken) -> CommitRecord:
-    """What the prompt's last step adds to it."""
+    """Returns the commit record of a prompt's last step, with its first token."""
     logprobs = first.logprobs if first.HasField("logprobs") else None
     return CommitRecord(first_token_id=first.token_id, first_number=first.number, first_logprobs=logprobs)

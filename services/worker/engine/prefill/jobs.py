@@ -44,7 +44,7 @@ _TRANSFER_REFUSALS = (ErrorKind.NOT_FOUND, ErrorKind.INVALID)
 
 @dataclass(slots=True, eq=False)
 class PrefillJob:
-    """One Prefill call."""
+    """State of one Prefill call."""
 
     key: AttemptKey
     request: PrefillRequest
@@ -148,7 +148,7 @@ class PrefillJobs:
             raise BatonError(ErrorKind.NOT_FOUND, "no prefill of this attempt waits for a ticket")
         job.request.ticket.CopyFrom(request.ticket)
         try:
-            transfer = self._begin_transfer(job.request, self.check.ticket_of(job.request, job.sequence))
+            transfer = self.begin_transfer(job.request, self.check.ticket_of(job.request, job.sequence))
         except BatonError as error:
             self.fail(job, error)
             raise
@@ -250,12 +250,13 @@ class PrefillJobs:
             return handoff
         self.scheduler.add(sequence)
         try:
-            return self._begin_transfer(request, body)
+            return self.begin_transfer(request, body)
         except BatonError:
             self.scheduler.remove(sequence)
             raise
 
-    def _begin_transfer(self, request: PrefillRequest, body: TicketBody) -> Transfer:
+    def begin_transfer(self, request: PrefillRequest, body: TicketBody) -> Transfer:
+        """Opens the transfer of a request to the worker whose ticket it has, and sends its early record."""
         if not body.endpoints:
             raise BatonError(ErrorKind.CONFLICT, "the ticket is for its issuer's own prefill")
         transfer = self.sender.begin(request.ticket, body)

@@ -1,4 +1,4 @@
-"""What the front receives of one Prefill call."""
+"""The replies of one Prefill call to the front."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PrefillReply:
         self._send(PrefillResponse(first_token=first))
 
     def handed_off(self, transport: str, bytes_shipped: int, exposed_ns: int) -> None:
-        """`exposed_ns`: how long after the prompt's last step the handoff took."""
+        """Replies that the handoff has ended, `exposed_ns` after the prompt's last step."""
         handed_off = HandedOff(transport=transport, bytes_shipped=bytes_shipped, exposed_ns=exposed_ns)
         self._send(PrefillResponse(handed_off=handed_off))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from baton.device.stream import TimedEvent
 from baton.engine.executor.prefill_steps import PrefillSteps
-from baton.engine.executor.step_handle import ChunkResult
+from baton.engine.executor.step_handle import ChunkResult, StepHandle
 from baton.engine.sequence import Sequence
 from baton.v1.prefill_pb2 import FirstToken
 from baton.v1.types_pb2 import FinishReason
@@ -21,13 +21,12 @@ from kvtransfer.sender.events import SenderEvent
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
 from services.common.engine.logprobs import logprobs_message
-from services.worker.engine.common.step_clock import StepClock
 from services.worker.engine.prefill.jobs import PrefillJob, PrefillJobs
 
 # How long before the expected end of a step its blocks are announced. The links' device queues wait for that
 # end from then on, and everything else on them waits behind.
 _ANNOUNCE_S = 0.001
-# The longest that a turn waits for that end, and how often the links are polled meanwhile.
+# The longest that an iteration waits for that end, and how often the links are polled meanwhile.
 _WAIT_S, _POLL_S = 0.001, 0.0001
 
 
@@ -43,19 +42,11 @@ class PrefillPipeline:
     steps: PrefillSteps
     sender: Sender
     device_pieces: int
-    clock: StepClock = field(init=False)
     # The end of the step whose blocks were announced last; and the same, while it is waited for.
     _announced: TimedEvent | None = field(default=None, init=False)
     _awaited: TimedEvent | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        self.clock = StepClock(
-            lambda: self.steps.tokens_run,
-            lambda: self.steps.steps_ended,
-            device_s=lambda: self.steps.device_s,
-        )
-
-    def step(self, launch: Callable[[], bool]) -> bool:
+    def step(self, launch: Callable[[], StepHandle | None]) -> bool:
         """Pushes completed blocks and sends first tokens, before and after `launch`, which launches the next
         chunks where they are due; False where it has launched none."""
         self._await_end()
@@ -65,10 +56,10 @@ class PrefillPipeline:
             self._announce()
         launched = launch()
         self._end_steps()
-        return launched
+        return launched is not None
 
     def poll(self, max_pieces: int) -> bool:
-        """Bounded work on the links; True where a handoff ended."""
+        """Does bounded work on the links; returns True if a handoff ended."""
         events = self.sender.poll(max_pieces)
         self.jobs.handle(events)
         return bool(events)
@@ -97,9 +88,9 @@ class PrefillPipeline:
         self.poll(self.device_pieces)
 
     def _await_end(self) -> None:
-        """Waits for the end of a step whose blocks are announced: a turn of the engine's loop takes longer
-        than what is left of the step, and commits need its first tokens. Polling keeps the links' devices
-        from going idle."""
+        """Waits for the end of a step whose blocks are announced: an iteration of the engine's loop takes
+        longer than what is left of the step, and commits need its first tokens. Polling keeps the links'
+        devices from going idle."""
         until = time.monotonic() + _WAIT_S
         while self._awaited is not None and time.monotonic() < until:
             if self._awaited.query() or self.steps.await_end(_POLL_S):

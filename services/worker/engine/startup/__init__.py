@@ -1,4 +1,4 @@
-"""What an engine does before it serves: plans memory, loads the model, sets up prefix cache, links and
+"""The engine's start, before it serves: plans memory, loads the model, sets up prefix cache, links and
 prefill.
 
 Imported by the rest of the engine; imports none of it.

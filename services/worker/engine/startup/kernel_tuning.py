@@ -10,7 +10,8 @@ from baton.engine.gemm_dispatch.table import ProductTable, tuned_file
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.layers.linear import Product
 from baton.engine.model.modules import Model, Precision
-from baton.engine.model.weights import UNQUANTIZED, Formats, weight_places
+from baton.engine.model.weight_places import UNQUANTIZED, Formats, weight_places
+from baton.engine.shared_memory.step_shape import StepShape
 from baton.engine.tuning.tuner import LIMIT_S, missing, save, tune, tuning_lock
 from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
@@ -63,7 +64,8 @@ def _measure(
 def _missing(
     products: list[Product], engine: EngineConfig, dtype: torch.dtype, table: ProductTable
 ) -> list[tuple[Product, int]]:
-    return missing(products, engine.most_rows, dtype, table)
+    most_rows = StepShape(engine.most_slots, engine.rows_per_slot).rows
+    return missing(products, most_rows, dtype, table)
 
 
 def product_shapes(config: ModelConfig, dtype: torch.dtype, formats: Formats = UNQUANTIZED) -> list[Product]:

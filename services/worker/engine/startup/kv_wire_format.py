@@ -12,10 +12,9 @@ import math
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.engine.memory.kv_cache import KVCache
+from baton.engine.memory.kv_cache import BlockMemory
 from kvtransfer.device.quantise import EightBit, quantise, restore
 from services.common.config.transfer import KVWire
 
@@ -27,7 +26,7 @@ class WireBlocks:
     """Blocks on the wire as in the cache. `block_bytes`: bytes of a block, by cache group. `fingerprint`:
     digest of the format, equal where two workers may send each other blocks."""
 
-    def __init__(self, cache: KVCache, fingerprint: bytes) -> None:
+    def __init__(self, cache: BlockMemory, fingerprint: bytes) -> None:
         self.block_bytes = tuple(group.block_bytes for group in cache.layout.groups)
         self.fingerprint = fingerprint
         self._cache = cache
@@ -49,15 +48,18 @@ class EightBitBlocks(WireBlocks):
     """Blocks quantised to eight bits: a little more than a quarter of the bytes of float32, half of 16
     bits."""
 
-    def __init__(self, cache: KVCache, fingerprint: bytes, kind: KVWire) -> None:
+    def __init__(self, cache: BlockMemory, fingerprint: bytes, kind: KVWire) -> None:
         """Raises BatonError(INVALID) for a cache whose elements are not of 16 or 32 bits."""
         super().__init__(cache, hashlib.sha256(fingerprint + kind.encode()).digest())
-        wide = next((pool.dtype for pool in cache.groups if pool.dtype.itemsize not in (2, 4)), None)
+        groups = cache.layout.groups
+        self._dtypes: list[torch.dtype] = [getattr(torch, group.values.dtype) for group in groups]
+        wide = next((dtype for dtype in self._dtypes if dtype.itemsize not in (2, 4)), None)
         if wide is not None:
             raise BatonError(ErrorKind.INVALID, f"kv_wire {kind} is for KV of 16 or 32 bits, not for {wide}")
         self._kind = _KINDS[kind]
-        self._row_bytes = [pool.shape[-1] + _SCALE_BYTES for pool in cache.groups]
-        rows = [pool[0].numel() // pool.shape[-1] for pool in cache.groups]
+        self._dims = [group.values.dim for group in groups]
+        self._row_bytes = [dim + _SCALE_BYTES for dim in self._dims]
+        rows = [group.block_bytes // group.values.row_bytes for group in groups]
         self.block_bytes = tuple(map(int.__mul__, rows, self._row_bytes))
 
     def piece_bytes(self, most: int) -> int:
@@ -68,26 +70,28 @@ class EightBitBlocks(WireBlocks):
         return most // step * step
 
     def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
-        codes, scales = quantise(self._rows(group, block, offset, length), self._kind)
+        place = self._place(group, offset, length)
+        rows = self._cache.block(group, block)[place].view(self._dtypes[group])
+        codes, scales = quantise(rows.view(-1, self._dims[group]), self._kind)
         wire = torch.cat([codes, scales.view(torch.uint8).view(-1, _SCALE_BYTES)], dim=1)
         return wire.view(-1).cpu().numpy().data
 
     def write(self, group: int, block: int, offset: int, data: memoryview) -> None:
-        rows = self._rows(group, block, offset, len(data))
-        wire = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()).to(rows.device)
-        wire = wire.view(rows.shape[0], -1)
+        place = self._place(group, offset, len(data))
+        wire = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()).to(self._cache.device)
+        wire = wire.view(-1, self._row_bytes[group])
         codes, scales = wire[:, :-_SCALE_BYTES].contiguous(), wire[:, -_SCALE_BYTES:].contiguous()
-        rows.copy_(restore(codes, scales.view(torch.float32).view(-1), self._kind, rows.dtype))
+        rows = restore(codes, scales.view(torch.float32).view(-1), self._kind, self._dtypes[group])
+        self._cache.put(group, block, place.start, rows.view(-1).view(torch.uint8))
 
-    def _rows(self, group: int, block: int, offset: int, length: int) -> Tensor:
-        """The cache rows that these wire bytes stand for: a [rows, dim] view of the cache."""
-        size, pool = self._row_bytes[group], self._cache.groups[group]
+    def _place(self, group: int, offset: int, length: int) -> slice:
+        """The bytes of a block in the cache that these bytes on the wire stand for."""
+        size, wide = self._row_bytes[group], self._dims[group] * self._dtypes[group].itemsize
         if offset % size or length % size:
             raise ValueError(f"bytes {offset} to {offset + length} of a block split rows of {size}")
-        rows = pool[block].view(-1, pool.shape[-1])
-        return rows[offset // size : (offset + length) // size]
+        return slice(offset // size * wide, (offset + length) // size * wide)
 
 
-def wire_blocks(cache: KVCache, fingerprint: bytes, kind: KVWire) -> WireBlocks:
+def wire_blocks(cache: BlockMemory, fingerprint: bytes, kind: KVWire) -> WireBlocks:
     """The wire format for a configuration's `kv_wire`. Raises BatonError(INVALID)."""
     return WireBlocks(cache, fingerprint) if kind == "native" else EightBitBlocks(cache, fingerprint, kind)

@@ -36,7 +36,7 @@ def device_blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks 
     if model.device.type != "cuda" or transfer.through_host:
         return None
     try:
-        blocks = DeviceBlocks(CudaLinkDevice(model.device), model.cache.storage)
+        blocks = DeviceBlocks(CudaLinkDevice(model.device), model.cache.ranks[0].storage)
         warm(blocks)
         return blocks
     except (OSError, RuntimeError, AttributeError, ValueError) as error:
@@ -45,8 +45,8 @@ def device_blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks 
 
 
 def nccl_links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint | None:
-    """What this process's NCCL links share; None where NCCL cannot be used or `transport` excludes it. Raises
-    BatonError(INVALID) where `transport` demands it and it cannot be used."""
+    """Creates the part that this process's NCCL links share; None if NCCL cannot be used or `transport`
+    excludes it. Raises BatonError(INVALID) if `transport` demands it and it cannot be used."""
     if NCCL not in transports_of(transport):
         return None
     if blocks is None:

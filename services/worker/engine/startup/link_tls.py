@@ -30,7 +30,7 @@ def link_tls(config: WorkerConfig) -> WorkerLinkTls | None:
 
 
 class WorkerLinkTls:
-    """A `kvtransfer.transports.grpc.tls.LinkTls`."""
+    """Implements `kvtransfer.transports.grpc.tls.LinkTls` with a worker's certificates."""
 
     def __init__(self, tls: MutualTls, hold_s: float | None = None) -> None:
         """`hold_s`: see `baton.tls.renewal`."""
@@ -41,7 +41,7 @@ class WorkerLinkTls:
         self._renewal = Renewal(tls.files, hold_s=HOLD_S if hold_s is None else hold_s)
 
     def certificates(self) -> tuple[str, ...]:
-        """For tickets: the chains of which the listener presents one, in PEM."""
+        """Certificate chains of which the listener presents one, for tickets, in PEM."""
         return tuple(chain.pem.decode() for chain in self._renewal.chains())
 
     def server(self) -> ServerTls:

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.engine.kernels.weight_format import FORMATS, WeightFormat
 from baton.engine.memory.block_pools import BlockPools
-from baton.engine.memory.kv_cache import KVCache
+from baton.engine.memory.kv_cache import BlockMemory, KVCache
+from baton.engine.memory.split_cache import SplitKVCache
 from baton.engine.model.checkpoint import checkpoint_digest
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.source import resolve_model
+from baton.engine.model.split_checks import check_split
 from baton.engine.model.weight_formats import format_name, weight_formats
-from baton.engine.model.weights import load_weights, random_digest, random_weights, weight_bytes
+from baton.engine.model.weights import load_ranks, random_digest, random_ranks, weight_bytes
 from baton.engine.shared_memory.output_ring import MAX_VOCAB
 from baton.model_spec.layout import FP8, Layout
 from baton.model_spec.model_files import TokenizerFiles
+from baton.model_spec.split import splits
 from services.common.config.worker import EngineConfig
 from services.worker.engine.startup.loading_progress import LoadingProgress
-from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner
+from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner, plan_devices
+
+# Their kernels have run in Triton's interpreter alone.
+MIXTURES_ON_GPUS = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +39,9 @@ class LoadedModel:
     """A model on its device, its KV cache, and the pools of the cache's blocks."""
 
     config: ModelConfig
-    decoder: Model
-    cache: KVCache
+    # Its part on each of the worker's devices.
+    ranks: tuple[Model, ...]
+    cache: BlockMemory
     pools: BlockPools
     slots: int
     max_context_tokens: int
@@ -44,6 +55,10 @@ class LoadedModel:
     tokenizer: bytes
     # The dtype of its weights, such as bfloat16, or the names of the formats of those in fewer bits.
     weight_format: str
+    # Most prompt tokens of a prefill step.
+    chunk_tokens: int
+    # Rows that a slot may have in a decode step.
+    rows_per_slot: int = 1
 
     @property
     def layout(self) -> Layout:
@@ -57,34 +72,56 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     if config.vocab_size > MAX_VOCAB:
         raise BatonError(ErrorKind.INVALID, f"a vocabulary of {config.vocab_size} exceeds {MAX_VOCAB}")
     device = device_of(engine)
+    if device.type == "cuda" and engine.tensor_parallel > 1:
+        why = "a worker of several devices runs with device cpu alone, not on GPUs yet; 1 would work"
+        raise BatonError(ErrorKind.INVALID, f"tensor_parallel {engine.tensor_parallel}: {why}")
     dtype_name = _dtype_name(engine.dtype, config, device)
     dtype = getattr(torch, dtype_name)
     cache_name = FP8 if engine.kv_dtype == "fp8" else dtype_name
-    layout = config.layout(engine.block_tokens_on(device.type), cache_name)
+    block_tokens = engine.block_tokens_on(device.type)
+    layout = config.layout(block_tokens, cache_name)
     max_context = min(
         engine.max_context_tokens or config.max_position_embeddings, config.max_position_embeddings
     )
     config = config.for_context(max_context)
     formats = weight_formats(config, engine.quantization, quantize_head=engine.quantize_head)
+    check_split(config, formats, engine.tensor_parallel)
+    if device.type == "cuda" and config.experts is not None:
+        _refuse_experts(folder, config.experts.count, formats)
     if device.type == "cuda":  # Triton is a tenth of what an engine imports
         from services.worker.engine.startup.kernel_tuning import tune_products
 
         tune_products(config, engine, device, dtype, formats)
-    weights_need = weight_bytes(config, dtype, formats)
-    plan = MemoryPlanner(config, engine, layout, max_context, weights_need, _gpu(device)).plan()
+    devices = [device] * engine.tensor_parallel
+    # A CPU has the ranks' memory in one.
+    planned = [config] if device.type == "cpu" else [config.of_rank(split) for split in splits(len(devices))]
+    planners = []
+    for one, place in zip(planned, devices, strict=False):
+        gpu = _gpu(place)
+        smaller = {} if gpu is None else quantized_bytes(one, engine, dtype)
+        need, blocks = weight_bytes(one, dtype, formats), one.layout(block_tokens, cache_name)
+        planners.append(MemoryPlanner(one, engine, blocks, max_context, need, gpu, smaller))
+    plan = plan_devices(planners)
     with LoadingProgress() as progress:
         if engine.weights == "random":
-            weights = random_weights(config, engine.weights_seed, device, dtype, progress, formats)
+            weights = random_ranks(config, engine.weights_seed, devices, dtype, progress, formats)
             checkpoint = random_digest(config, engine.weights_seed)
         else:
-            weights = load_weights(config, folder, device, dtype, progress, formats)
+            weights = load_ranks(config, folder, devices, dtype, progress, formats)
             checkpoint = checkpoint_digest(config, folder)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # buffers of loading are free for KV blocks
+    precision = Precision.of(dtype, getattr(torch, cache_name))
+    parts = [config.of_rank(split) for split in splits(len(devices))]
+    ranks = tuple(
+        Model(part, mine, part.layout(block_tokens, cache_name), place, precision)
+        for part, mine, place in zip(parts, weights, devices, strict=True)
+    )
+    caches = [KVCache(rank.layout, plan.kv_blocks, rank.device) for rank in ranks]
     return LoadedModel(
         config=config,
-        decoder=Model(config, weights, layout, device, Precision.of(dtype, getattr(torch, cache_name))),
-        cache=KVCache(layout, plan.kv_blocks, device),
+        ranks=ranks,
+        cache=caches[0] if len(caches) == 1 else SplitKVCache(layout, caches),
         pools=BlockPools(layout, [plan.kv_blocks] * len(layout.groups)),
         slots=plan.slots,
         max_context_tokens=max_context,
@@ -95,29 +132,57 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         checkpoint=checkpoint,
         tokenizer=TokenizerFiles.read(folder).digest,
         weight_format=format_name(formats, dtype_name),
+        chunk_tokens=plan.chunk_tokens,
+        rows_per_slot=plan.rows_per_slot,
     )
 
 
+def _refuse_experts(folder: Path, count: int, formats: Mapping[str, WeightFormat]) -> None:
+    """Raises BatonError(INVALID) for a mixture of experts that no kernel of a GPU computes, and for any until
+    the kernels have run on one."""
+    if not MIXTURES_ON_GPUS:
+        why = f"{count} experts are served with device cpu alone, not yet on a GPU"
+        raise BatonError(ErrorKind.INVALID, f"{folder / 'config.json'}: num_experts: {why}")
+    from baton.engine.kernels.gpu.experts.grouped_codes import grouped_codes_fit
+
+    for key, form in formats.items():
+        if ".experts." in key and not grouped_codes_fit(form):
+            why = f"{key}: experts in {form.name} are served with device cpu alone"
+            raise BatonError(ErrorKind.INVALID, f"{folder / 'config.json'}: {why}")
+
+
 def device_of(engine: EngineConfig) -> torch.device:
-    """The configured device. Raises BatonError(INVALID) where this machine has no such device."""
-    name, index = engine.device, engine.device_index
+    """The configured device, the first one of several. Raises BatonError(INVALID) where this machine has no
+    such device."""
+    name = engine.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise BatonError(ErrorKind.INVALID, "device cuda is configured and torch finds none")
     if name == "cpu":
         return torch.device(name)
-    if index is not None and index >= torch.cuda.device_count():
-        raise BatonError(
-            ErrorKind.INVALID, f"there is no GPU {index}: torch finds {torch.cuda.device_count()}"
-        )
-    return torch.device(name, index or 0)
+    for index in engine.device_indexes:
+        if index >= torch.cuda.device_count():
+            raise BatonError(
+                ErrorKind.INVALID, f"there is no GPU {index}: torch finds {torch.cuda.device_count()}"
+            )
+    return torch.device(name, engine.device_indexes[0] if engine.device_indexes else 0)
 
 
 def _dtype_name(name: str, config: ModelConfig, device: torch.device) -> str:
     if name != "auto":
         return name
     return config.dtype if device.type == "cuda" else "float32"
+
+
+def quantized_bytes(config: ModelConfig, engine: EngineConfig, dtype: torch.dtype) -> dict[str, int]:
+    """Bytes of the weights by each quantisation that this model could be loaded with."""
+    found: dict[str, int] = {}
+    if config.quantization is None and engine.quantization is None:
+        for name in FORMATS:
+            with contextlib.suppress(BatonError):
+                found[name] = weight_bytes(config, dtype, weight_formats(config, name))
+    return found
 
 
 def _gpu(device: torch.device) -> Gpu | None:

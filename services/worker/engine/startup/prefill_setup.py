@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from baton.device.cuda_stream import compute_stream
 from baton.device.stream import ComputeStream
 from baton.engine.executor.prefill_steps import PrefillSteps
-from baton.engine.model.tensors import half_context
+from baton.engine.forward.joined_rows import JoinedRows
+from baton.engine.model.tensors import half_context, least_rows
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefix_cache.cache import PrefixCache
@@ -16,10 +16,6 @@ from baton.perf_model.prefill_fit import LEAST_ROWS_GPU, PrefillFit
 from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
 from services.worker.engine.startup.model_loader import LoadedModel
-
-if TYPE_CHECKING:
-    # Its module brings Triton, which a CPU worker needs not.
-    from baton.engine.forward.layer_program import JoinedRows
 
 log = get_log(__name__)
 
@@ -37,10 +33,10 @@ def prefill_steps(
     """Scheduler, pass and stream of a worker's prefill steps. `serves`: False where no prompt will ever
     arrive, so that nothing need be compiled. `stream`: that steps run on; None: one of their own.
     `before_step`: see `PrefillSteps`. `joined`: the decode rows that may join steps."""
-    chunk_tokens = engine.chunk_tokens_on(model.device.type)
+    chunk_tokens = model.chunk_tokens
     exact = model.exact or not serves
     prompts = prompt_pass(
-        model.decoder,
+        model.ranks,
         model.cache,
         chunk_tokens,
         exact=exact,
@@ -58,7 +54,8 @@ def prefill_steps(
         prompts.alignment,
         engine.prefill_alone_step_ms_on(model.device.type) / 1e3,
     )
-    cost = PrefillFit(half_context(model.config), LEAST_ROWS_GPU if model.device.type == "cuda" else 0)
+    least = least_rows(model.config, LEAST_ROWS_GPU) if model.device.type == "cuda" else 0
+    cost = PrefillFit(half_context(model.config), least)
     if prompts.timed_passes is not None:
         cost.begin(*prompts.timed_passes)
         log.info(

@@ -10,9 +10,11 @@ import torch
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.device.kernel_files.cache import counted_kernels, kernel_cache
+from baton.engine.shared_memory.step_shape import StepShape
+from baton.engine.speculation.sizes import history_bytes, slot_draft_bytes
 from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
-from services.worker.engine.startup.memory_plan import link_bytes, other_bytes
+from services.worker.engine.startup.memory_plan import draft_bytes, link_bytes, other_bytes
 from services.worker.engine.startup.model_loader import LoadedModel
 
 log = get_log(__name__)
@@ -41,17 +43,37 @@ def capture_logged(device: torch.device) -> Iterator[None]:
 
 
 def log_memory(model: LoadedModel, engine: EngineConfig) -> None:
-    """Logs how the GPU's memory is used, and for how many slots.
+    """Logs how memory is used, and for how many slots; on a CPU that of drafts, where there are any, and of
+    each device, where there are several.
 
     `buffers_gb`: this process's tensors other than weights and KV blocks. `other_gb`: all but those two, the
     driver's share included; only where no other worker shares the GPU. `planned_links_gb`: set aside for
-    links to other GPUs, which are opened later.
+    links to other GPUs, which are opened later. With drafts, `history_bytes`: the tokens that they are looked
+    up in; `lookahead_bytes`: the lookahead table, where there is one; `draft_bytes`: drafts themselves; and
+    `draft_tokens`: the most that a step verifies of a sequence.
     """
+    shape = StepShape(model.slots, model.rows_per_slot)
+    drafts: dict[str, object] = {}
+    if shape.rows_per_slot > 1:
+        history = history_bytes(model.slots, engine.history_tokens(model.max_context_tokens))
+        drafts = {"draft_tokens": shape.rows_per_slot - 1, "history_bytes": history}
+        drafts["draft_bytes"] = slot_draft_bytes(model.slots)
+        if engine.lookahead_table_bytes:
+            drafts["lookahead_bytes"] = engine.lookahead_table_bytes
+    if len(model.ranks) > 1:
+        log.info(
+            "model_divided",
+            devices=len(model.ranks),
+            weights_gb=[round(rank.nbytes / 1e9, 3) for rank in model.ranks],
+            kv_gb=[round(cache.nbytes / 1e9, 3) for cache in model.cache.ranks],
+        )
     if model.device.type != "cuda":
+        if drafts:
+            log.info("memory", slots=model.slots, **drafts)
         return
     free, total = torch.cuda.mem_get_info(model.device)
-    weights = model.decoder.nbytes
-    blocks = sum(pool.nbytes for pool in model.cache.storage)
+    weights = sum(rank.nbytes for rank in model.ranks)
+    blocks = model.cache.nbytes
     known = weights + blocks
     used = {
         "weights_gb": weights,
@@ -63,8 +85,11 @@ def log_memory(model: LoadedModel, engine: EngineConfig) -> None:
     }
     if (engine.gpu_workers or 1) == 1:
         used["other_gb"] = total - free - known
-        used["planned_other_gb"] = other_bytes(model.config, engine, model.slots)
-    figures: dict[str, object] = {name: round(count / 1e9, 2) for name, count in used.items()}
+        planned = other_bytes(model.config, engine, shape, model.chunk_tokens)
+        planned += draft_bytes(model.config, engine, model.layout, shape, model.max_context_tokens)
+        planned += engine.lookahead_table_bytes
+        used["planned_other_gb"] = planned
+    figures = drafts | {name: round(count / 1e9, 2) for name, count in used.items()}
     figures["kv_dtype"] = model.layout.cache_dtype
     figures["kv_bytes_per_token"] = sum(
         group.block_bytes // group.block_tokens for group in model.layout.groups

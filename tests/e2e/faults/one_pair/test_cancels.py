@@ -159,7 +159,10 @@ async def test_cancels_at_every_stage_of_200_requests(model: Path, topology: str
 
 
 async def test_each_way_at_each_token_of_a_short_answer(pair: Cluster, model: Path) -> None:
-    """From before the first token over the handoff to after the last, one by one."""
+    """From before the first token over the handoff to after the last, one by one.
+
+    Those that leave by the clock would be answered seconds later: nothing is free because it has ended.
+    """
     prompt = tuple(range(50))
     async with pair.stub() as stub:
         for at_token in (1, 2, 5, 6):
@@ -167,7 +170,7 @@ async def test_each_way_at_each_token_of_a_short_answer(pair: Cluster, model: Pa
                 await Victim(way, prompt, 6, 60.0, at_token).run(stub, pair.url)
         for step in range(6):
             for way in (Way.DEADLINE, Way.CLOSE_WHOLE):
-                await Victim(way, prompt, 60, 0.015 * step).run(stub, pair.url)
+                await Victim(way, prompt, 900, 0.015 * step).run(stub, pair.url)
         await assert_all_free(pair, 1.0)
         answer = await pair.generate(stub, prompt, max_tokens=6, **GREEDY)
     greedy_matches(load_reference(model), prompt, answer.token_ids)

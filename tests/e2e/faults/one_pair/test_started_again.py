@@ -22,6 +22,7 @@ from tests.e2e.support.cluster import (
     eventually,
     serves_again,
 )
+from tests.support.command_lines import command_lines
 
 if TYPE_CHECKING:  # the class is in the stub file only
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
@@ -43,8 +44,8 @@ async def ready(cluster: Cluster) -> int:
 
 def router_of(cluster: Cluster) -> int:
     """Its router's process."""
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants(cluster.process.pid)}
-    (pid,) = [pid for pid, command in commands.items() if command.endswith("services.router\0")]
+    commands = command_lines(descendants(cluster.process.pid))
+    (pid,) = [pid for pid, command in commands.items() if command.endswith("services.router")]
     return pid
 
 

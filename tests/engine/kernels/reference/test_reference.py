@@ -186,7 +186,7 @@ def test_cache_write_fills_the_block_as_laid_out() -> None:
 def test_block_bytes_view_is_the_block() -> None:
     layout = Layout((CacheGroup((0,), (Plane("k", "bfloat16", 2, 4), Plane("v", "bfloat16", 2, 4)), 8),))
     cache = KVCache(layout, 3, "cpu")
-    view = cache.block_bytes_view(0, 2)
+    view = cache.block(0, 2)
     assert view.shape == (layout.groups[0].block_bytes,)
     view.fill_(0x3F)
     assert cache.groups[0][2].all()

@@ -16,8 +16,9 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.source import resolve_model
+from baton.model_spec.split import Split
 from tests.engine.model.quantization.packing import compressed
-from tests.support.checkpoints import CONFIGS, END_ID, FAMILIES, Case
+from tests.support.checkpoints import CONFIGS, END_ID, FAMILIES, MIXTURES, Case
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -43,7 +44,7 @@ def load(folder: Path, **changes: Any) -> ModelConfig:
     return load_config(folder)
 
 
-@pytest.mark.parametrize("case", FAMILIES, ids=str)
+@pytest.mark.parametrize("case", [*FAMILIES, *MIXTURES], ids=str)
 def test_reads_what_transformers_writes(case: Case, tmp_path: Path) -> None:
     case.make(tmp_path)
     config, theirs = load_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
@@ -150,9 +151,7 @@ def test_layout_has_one_group_a_window(tmp_path: Path) -> None:
     assert (windowed.layers, windowed.window) == ((3,), 16)
     assert [(p.name, p.heads, p.dim) for p in full.planes] == [("k", 2, 16), ("v", 2, 16)]
     assert full.block_bytes == 3 * 2 * 2 * 32 * 16 * 2
-    assert config.layout(32, "bfloat16", rank=1, rank_count=2).groups[0].planes[0].heads == 1
-    with pytest.raises(ValueError, match="ranks"):
-        config.layout(32, "bfloat16", rank_count=3)
+    assert config.of_rank(Split(1, 2)).layout(32, "bfloat16").groups[0].planes[0].heads == 1
 
 
 def test_the_digest_differs_by_configuration(tmp_path: Path) -> None:

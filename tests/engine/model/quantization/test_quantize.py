@@ -19,6 +19,7 @@ from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.quantization.quantize import quantize
 from baton.engine.model.weight_formats import format_name, weight_formats
+from baton.engine.model.weight_places import put_weight
 from baton.engine.model.weights import load_weights, random_weights, weight_bytes
 from tests.engine.passes import Passes
 from tests.support.checkpoints import make_checkpoint
@@ -54,13 +55,10 @@ def test_codes_are_close_to_what_they_stand_for(weight_format: WeightFormat, sha
     [WeightFormat("fp8", 32, 48), FORMATS["int4"]],
     ids=lambda weight_format: weight_format.name,
 )
-def test_a_large_matrix_is_dequantised_in_parts(
-    weight_format: WeightFormat, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_matrix_is_dequantised_in_parts(weight_format: WeightFormat) -> None:
     weight = quantize(torch.randn(100, 260, generator=torch.Generator().manual_seed(1)), weight_format)
     whole = weight.dequantized(torch.bfloat16)
-    monkeypatch.setattr("baton.engine.kernels.quantized_weight._ELEMENTS_AT_ONCE", 3000)
-    assert torch.equal(weight.dequantized(torch.bfloat16), whole)
+    assert torch.equal(weight.dequantized(torch.bfloat16, elements_at_once=3000), whole)
 
 
 def test_places_of_int4_codes() -> None:
@@ -103,18 +101,14 @@ def test_a_quantised_head(name: str, tied: bool, tmp_path: Path) -> None:
     greedy_matches(load_reference(folder, torch.float32), prompt, output)
 
 
-def test_a_large_matrix_is_quantised_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_checkpoint(tmp_path)
-    config = load_config(folder)
-    formats = weight_formats(config, "int4", quantize_head=True)
-    whole = load_weights(config, folder, "cpu", torch.float32, formats=formats)
-    monkeypatch.setattr("baton.engine.model.weights._QUANTIZED_ELEMENTS", 1000)
-    parts = load_weights(config, folder, "cpu", torch.float32, formats=formats)
-    for key in formats.keys() & whole.keys():
-        mine, other = whole[key], parts[key]
-        assert isinstance(mine, QuantizedWeight)
-        assert isinstance(other, QuantizedWeight)
-        assert all(map(torch.equal, mine.tensors(), other.tensors()))
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_large_matrix_is_quantised_in_parts(name: str) -> None:
+    weight = torch.randn(100, 260, generator=torch.Generator().manual_seed(2))
+    whole, parts = (QuantizedWeight.empty(FORMATS[name], 100, 260, "cpu") for _ in range(2))
+    put_weight(whole, weight)
+    put_weight(parts, weight, elements_at_once=3000)
+    assert all(map(torch.equal, whole.tensors(), parts.tensors()))
+    assert whole.scales.all()
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -12,22 +12,30 @@ from kvtransfer.device.scatter import DeviceScatter
 from kvtransfer.protocol.checksum import PieceChecksum
 from kvtransfer.protocol.frames import Piece, WithdrawReason
 from kvtransfer.transports.ipc.control import ControlByte
+from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceSenderWire
 from tests.kvtransfer.conftest import LinkPeers
-from tests.kvtransfer.support.device_ends import Ends, device_wire, link_of, sent, windows
+from tests.kvtransfer.support.device_ends import Ends, device_wire, sent, streams_of, windows
 from tests.kvtransfer.support.fake_device import FakeDevice
 from tests.kvtransfer.support.peers import Shape
 
 
-def test_several_blocks_are_one_piece(ends: Ends) -> None:
+def test_several_blocks_are_one_piece(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that follow each other at the receiver, wherever they lie here and there."""
+    announced: list[Piece] = []
+    announce = IpcDeviceSenderWire.announce
+
+    def noted(wire: IpcDeviceSenderWire, piece: Piece) -> None:
+        announced.append(piece)
+        announce(wire, piece)
+
+    monkeypatch.setattr(IpcDeviceSenderWire, "announce", noted)
     peers = ends()
     places = [[], [30, 2, 17, 5, 9, 40, 11]]
     peers.send(1, [[], [3, 1, 60, 8, 20, 33, 7]], places)
     peers.run_until(lambda: peers.acknowledged() == [1])
     assert peers.equal([[], [3, 1, 60, 8, 20, 33, 7]], places)
     assert peers.receiver.counters.blocks_received == [0, 7]
-    wire = device_wire(peers)
-    assert wire._sent == 2  # a small one first, since nothing was on the wire
+    assert len(announced) == 2  # a small one first, since nothing was on the wire
     peers.check_ledger()
 
 
@@ -73,8 +81,8 @@ def test_a_window_goes_back_when_its_sender_has_closed_it_and_no_sooner(ends: En
     peers = ends()
     sent(peers, 1)
     wire = device_wire(peers)
-    assert wire._control is not None
-    wire._control.end()  # the socket's end proves nothing about a process that lives
+    assert wire.control is not None
+    wire.control.end()  # the socket's end proves nothing about a process that lives
     peers.run_until(lambda: bool(peers.receiver.links and peers.receiver.links[0].quarantined_pieces))
     assert windows(ends) == [False]
     peers.run_until(lambda: not peers.sender.links)
@@ -90,9 +98,7 @@ def test_enqueued_device_work_is_done_before_its_link_is_fenced(ends: Ends) -> N
     wire = device_wire(peers)
     assert not ends.rig.pump.idle()
     wire.close()
-    window = link_of(peers)._window
-    assert window is not None
-    assert all(read is not None and read.query() for _, _, read in window._reading)
+    assert not any(stream.left for stream in streams_of(ends.rig.sender))
     peers.run_until(lambda: windows(ends) == [True])
     before = ends.rig.receiver.allocated[0].tensor.clone()  # type: ignore[attr-defined]
     for _ in range(200):
@@ -106,14 +112,14 @@ def test_a_sleeping_receiver_is_woken_before_the_bytes_and_polls_until_they_arri
     peers = ends()
     sent(peers, 1)
     wire = device_wire(peers)
-    assert wire._control is not None
+    assert wire.control is not None
 
     time.sleep(0.01)
     assert (
         not peers.receiver.busy_poll
     )  # it has polled in vain for a while, and needs a doorbell from here on
     rung: list[ControlByte] = []
-    wire._control.send = rung.append  # type: ignore[method-assign,assignment]
+    wire.control.send = rung.append  # type: ignore[method-assign,assignment]
     before = peers.receiver.counters.bytes_received
     ends.rig.pump.stands = True
     peers.expect(2, [[1], []])
@@ -152,15 +158,14 @@ def test_a_device_is_kept_warm_while_a_transfer_is_expected(
     sent(peers, 1)
     kept: list[DeviceScatter] = []
     monkeypatch.setattr(DeviceScatter, "keep_warm", lambda scatter: kept.append(scatter))
-    (link,) = peers.receiver._links
     peers.receiver.poll(4)
     assert kept == []
     peers.expect(2, [[1], []])
     peers.receiver.poll(4)
-    assert kept == [link.scatter]
+    assert len(kept) == 1
     peers.forget(2)
     peers.receiver.poll(4)
-    assert kept == [link.scatter]
+    assert len(kept) == 1
 
 
 @pytest.mark.parametrize("link_peers", ["ipc-fake"], indirect=True)
@@ -194,9 +199,9 @@ def test_an_end_that_does_not_sleep_gets_no_doorbell(ends: Ends) -> None:
     time.sleep(0.01)
     peers.receiver.poll(4)
     wire = device_wire(peers)
-    assert wire._control is not None
+    assert wire.control is not None
     rung: list[ControlByte] = []
-    wire._control.send = rung.append  # type: ignore[method-assign,assignment]
+    wire.control.send = rung.append  # type: ignore[method-assign,assignment]
     peers.expect(2, [[1], []])
     transfer = peers.begin(2, [1, 0])
     peers.push(transfer, 0, 0, 1)
@@ -212,12 +217,12 @@ def test_a_device_that_fails_leaves_no_block_pinned(ends: Ends, monkeypatch: pyt
     peers = ends()
     peers.send(1, [[1], []], [[1], []])
     peers.run_until(lambda: peers.acknowledged() == [1])
-    wire = device_wire(peers)
 
-    def refuse(*arguments: object) -> int:
+    def refuse(*arguments: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(wire._mover, "move", refuse)
+    for stream in streams_of(ends.rig.sender):
+        monkeypatch.setattr(stream, "copy_batch", refuse)
     peers.expect(2, [[2, 3], []])
     transfer = peers.begin(2, [2, 0])
     peers.push_all(transfer, [[2, 3]])

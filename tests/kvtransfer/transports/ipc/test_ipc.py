@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from typing import cast
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.device.shared_memory import SharedMemory
 from baton.v1.transfer_pb2 import OpenLinkResponse, SignedOpenLinkRequest
 from kvtransfer.link.interfaces import UnreachableError
+from kvtransfer.link.settings import ListenerSettings
 from kvtransfer.protocol.addresses import IPC, Endpoint
 from kvtransfer.protocol.handshake import link_request
 from kvtransfer.protocol.link_auth import LinkAuth
@@ -226,8 +228,8 @@ def test_a_connection_that_ends_without_unmapping_is_quarantined(peers: Peers) -
     """Its process lives and may write still: the window is neither free nor another's."""
     others = mapped("baton-link")
     _, wire = open_link(peers)
-    assert wire._control is not None
-    wire._control.end()
+    assert wire.control is not None
+    wire.control.end()
     peers.run_until(lambda: bool(peers.receiver.links and peers.receiver.links[0].quarantined_pieces))
     time.sleep(0.1)
     peers.step()
@@ -244,12 +246,10 @@ def test_a_connection_that_ends_without_unmapping_is_quarantined(peers: Peers) -
 def test_memory_that_is_overwritten_breaks_the_link_alone(peers: Peers, where: str) -> None:
     peers.send(1, [list(range(20))], [list(range(20))])
     peers.run_until(lambda: len(peers.sink.scattered) >= 3)
-    (link,) = peers.sender._links.values()
-    assert link._window is not None
-    wire = link._window.wire
+    wire = peers.wires[-1]
     assert isinstance(wire, IpcSenderWire)
     peers.sender.poll(1)
-    shared = wire._memory.shared
+    shared = wire.memory.shared
     if where == "tail":
         shared.region(0, 1, "<u8")[0] += 2 * CAPACITY
     else:
@@ -257,7 +257,7 @@ def test_memory_that_is_overwritten_breaks_the_link_alone(peers: Peers, where: s
     peers.received += peers.receiver.poll(4)  # before the sender writes again
     peers.run_until(lambda: 1 in peers.failures() and 1 in peers.withdrawn())
     assert "malformed frame" in peers.failures()[1].message
-    del shared, wire, link
+    del shared, wire
     peers.run_until(lambda: not peers.receiver.links)
     peers.send(2, [[2]], [[2]])
     peers.run_until(lambda: 2 in peers.acknowledged())
@@ -266,9 +266,9 @@ def test_memory_that_is_overwritten_breaks_the_link_alone(peers: Peers, where: s
 
 def test_an_unknown_control_byte_breaks_the_link(peers: Peers) -> None:
     _, wire = open_link(peers)
-    assert wire._control is not None
+    assert wire.control is not None
     peers.run_until(lambda: peers.receiver.links[0].credited_pieces > 0)
-    wire._control._send(b"\xee")
+    wire.control.send(cast(ControlByte, 0xEE))
     peers.run_until(lambda: wire.failure() is not None)
     assert "unknown control byte" in str(wire.failure())
     wire.close()
@@ -329,7 +329,7 @@ def test_a_machine_that_reorders_stores_has_no_ipc(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("kvtransfer.transports.ipc.listener.STORES_IN_ORDER", False)
     monkeypatch.setattr("kvtransfer.transports.ipc.connector.STORES_IN_ORDER", False)
     with pytest.raises(BatonError) as error:
-        IpcListener(peer_timeout_s=1.0, max_links=1, wake=lambda: None)
+        IpcListener(ListenerSettings(lambda: None, 1.0, 1))
     assert error.value.kind is ErrorKind.INVALID
     with pytest.raises(UnreachableError):
         IpcConnector(lambda: None).open(Endpoint(IPC, "x"), REQUEST, 1.0)

@@ -5,39 +5,33 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from baton.base.errors import BatonError, ErrorKind
 from kvtransfer.protocol.frames import FrameError
 from kvtransfer.protocol.link_auth import LinkAuth
-from kvtransfer.transports.nccl import frame_acceptor as frame_acceptor
-from kvtransfer.transports.nccl import frame_socket
 from kvtransfer.transports.nccl.frame_acceptor import SECRET_BYTES, FrameAcceptor, connect_frames
-from kvtransfer.transports.nccl.frame_socket import FrameSocket
+from kvtransfer.transports.nccl.frame_socket import BUSY_S, MAX_FRAME_BYTES, FrameSocket
+from tests.support.waiting import block_until
 
 SECRET = LinkAuth().frames_secret(b"a link")
 
 
-def until(holds: Callable[[], bool], within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.001)
-
-
 class Pair:
-    """Two ends of one connection; how often each was woken."""
+    """Two ends of one connection, the first of which is `here`; how often each was woken."""
 
-    def __init__(self, bound: int = 100) -> None:
+    def __init__(self, bound: int = 100, busy_s: float = BUSY_S) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
-        here = socket.create_connection(listener.getsockname())
+        self.here = socket.create_connection(listener.getsockname())
         there, _ = listener.accept()
         listener.close()
         self.woken = threading.Event()
-        self.one = FrameSocket(here, bound, lambda: None, "other")
-        self.other = FrameSocket(there, bound, self.woken.set, "one")
+        self.one = FrameSocket(self.here, bound, lambda: None, "other", busy_s)
+        self.other = FrameSocket(there, bound, self.woken.set, "one", busy_s)
 
     def received(self, count: int) -> list[bytes]:
         found: list[bytes] = []
@@ -47,13 +41,14 @@ class Pair:
                 found.append(message)
             return len(found) >= count
 
-        until(enough)
+        block_until(enough)
         return found
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    made = Pair()
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Its parameter: for how long its ends poll after a frame."""
+    made = Pair(busy_s=getattr(request, "param", BUSY_S))
     yield made
     made.one.close()
     made.other.close()
@@ -82,24 +77,27 @@ def test_frames_beyond_the_socket_buffer_are_sent_later(pair: Pair) -> None:
             found.append(message)
         return len(found) == len(sent)
 
-    until(all_there)
+    block_until(all_there)
     assert found == sent
 
 
 def test_a_peer_that_reads_nothing_ends_it() -> None:
     pair = Pair(bound=3)
+    tracemalloc.start()
     for _ in range(100):
         pair.one.add(bytes(1_000_000))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     broken = pair.one.failure()
     assert broken is not None
     assert "does not read" in broken.message
-    assert not pair.one._unsent
+    assert held < 1_000_000, "what it had not sent is dropped"
     pair.one.close()
     pair.other.close()
 
 
 def test_a_frame_that_is_too_long_is_refused_before_it_is_read(pair: Pair) -> None:
-    pair.one._socket.sendall((frame_socket._LONGEST + 1).to_bytes(4, "little"))
+    pair.here.sendall((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
     with pytest.raises(FrameError, match="a frame of"):
         pair.received(1)
     assert isinstance(pair.other.failure(), FrameError)
@@ -110,21 +108,21 @@ def test_frames_sent_before_the_end_are_received(pair: Pair) -> None:
     pair.one.add(b"last")
     pair.one.close()
     assert pair.received(1) == [b"last"]
-    until(lambda: pair.other.take() is None and pair.other.failure() is not None)
+    block_until(lambda: pair.other.take() is None and pair.other.failure() is not None)
     assert "one's frames" in str(pair.other.failure())
 
 
-def test_a_sleeping_loop_is_woken_by_the_next_frame(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_socket, "_BUSY_S", 0.05)
+@pytest.mark.parametrize("pair", [0.05], indirect=True)
+def test_a_sleeping_loop_is_woken_by_the_next_frame(pair: Pair) -> None:
     pair.one.add(b"1")
     pair.received(1)
     assert pair.other.busy_poll()  # for a while after a frame it looks itself
     assert not pair.woken.is_set()
-    until(lambda: not pair.other.busy_poll())
+    block_until(lambda: not pair.other.busy_poll())
     time.sleep(0.05)
     assert not pair.woken.is_set()
     pair.one.add(b"2")
-    until(pair.woken.is_set)
+    block_until(pair.woken.is_set)
     assert pair.received(1) == [b"2"]
 
 
@@ -138,21 +136,22 @@ def test_the_thread_ends_with_its_socket() -> None:
         end.close()
         end.add(b"dropped")
         assert end.take() is None
-    until(lambda: threading.active_count() <= before)
+    block_until(lambda: threading.active_count() <= before)
 
 
 class Listening:
-    def __init__(self) -> None:
+    def __init__(self, **bounds: Any) -> None:
         self.woken = threading.Event()
-        self.acceptor = FrameAcceptor("127.0.0.1", self.woken.set)
+        self.acceptor = FrameAcceptor("127.0.0.1", self.woken.set, **bounds)
 
     def call(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.acceptor.port), 5)
 
 
 @pytest.fixture
-def at() -> Iterator[Listening]:
-    made = Listening()
+def at(request: pytest.FixtureRequest) -> Iterator[Listening]:
+    """Its parameter: bounds of the acceptor."""
+    made = Listening(**getattr(request, "param", {}))
     yield made
     made.acceptor.close()
 
@@ -170,7 +169,7 @@ def test_a_secret_is_accepted_once(at: Listening) -> None:
     brought = at.acceptor.expect(SECRET)
     ours = connect_frames("127.0.0.1", at.acceptor.port, SECRET, 5.0)
     theirs = brought.result(5)
-    until(at.woken.is_set)
+    block_until(at.woken.is_set)
     ours.sendall(b"frame")
     theirs.setblocking(True)
     assert theirs.recv(5) == b"frame"
@@ -190,8 +189,8 @@ def test_unknown_secrets_are_rejected(at: Listening) -> None:
     assert sent_away(connect_frames("127.0.0.1", at.acceptor.port, SECRET, 5.0))
 
 
-def test_a_silent_caller_does_not_delay_others(at: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_acceptor, "_SECRET_TIMEOUT_S", 0.2)
+@pytest.mark.parametrize("at", [{"secret_timeout_s": 0.2}], indirect=True)
+def test_a_silent_caller_does_not_delay_others(at: Listening) -> None:
     silent = [at.call() for _ in range(3)]
     brought = at.acceptor.expect(SECRET)
     ours = at.call()
@@ -202,11 +201,10 @@ def test_a_silent_caller_does_not_delay_others(at: Listening, monkeypatch: pytes
     ours.close()
 
 
-def test_too_many_callers_are_rejected(at: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_acceptor, "_MAX_CALLERS", 2)
+@pytest.mark.parametrize("at", [{"max_callers": 2}], indirect=True)
+def test_too_many_callers_are_rejected(at: Listening) -> None:
     waiting = [at.call() for _ in range(2)]
-    until(lambda: len(at.acceptor._callers) == 2)
-    assert sent_away(at.call())
+    assert sent_away(at.call())  # callers are accepted in the order in which they came
     for caller in waiting:
         caller.close()
 

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import cast
 
 import pytest
 import torch
 
-from baton.base.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError
 from baton.device import nccl_channel
 from baton.device.nccl import Result
 from baton.device.stream import Event
-from kvtransfer.protocol.frames import FrameError, Piece, StopAck, encode, encode_piece_header
+from kvtransfer.link.settings import ListenerSettings
+from kvtransfer.protocol.frames import Piece, StopAck, encode, encode_piece_header
 from kvtransfer.sender.events import Acknowledged
-from kvtransfer.sender.routes import Fallbacks
+from kvtransfer.sender.routes import MAX_PAUSE_S
 from kvtransfer.transports.grpc.connector import GrpcConnector
 from kvtransfer.transports.grpc.listener import GrpcListener
-from kvtransfer.transports.nccl.endpoint import SENDER_RANK
-from kvtransfer.transports.nccl.receiver_wire import NcclReceiverWire
+from kvtransfer.transports.nccl.endpoint import SENDER_RANK, NcclEndpoint
 from kvtransfer.transports.nccl.sender_wire import NcclSenderWire
-from tests.device.nccl_double import DoubleStream
+from tests.kvtransfer.support.device_ends import streams_of
 from tests.kvtransfer.support.device_rigs import FakeRig
 from tests.kvtransfer.support.nccl_transport import NcclTransport
 from tests.kvtransfer.support.peers import Peers, Shape, make_peers
@@ -36,16 +36,17 @@ class Linked:
 
     def __init__(self) -> None:
         self.woken = threading.Event()
+        self.later_s = 0.0
         self.rig = FakeRig(None)
         self.nccl = NcclTransport(self.woken.set, self.rig)
         listener = self.nccl.listener()
         self.peers = make_peers(
             SHAPE, listener=listener, woken=self.woken, rig=self.rig,
+            clock=lambda: time.monotonic() + self.later_s,
             ways=lambda wake, blocks: (self.nccl.connect(wake, blocks), GrpcConnector(wake)),
         )  # fmt: skip
-        second = GrpcListener(
-            "127.0.0.1", 0, piece_bytes=4096, peer_timeout_s=1.0, max_links=8, wake=self.woken.set
-        )
+        settings = ListenerSettings(self.woken.set, 1.0, 8)
+        second = GrpcListener("127.0.0.1", 0, settings, piece_bytes=4096)
         self.peers.receiver.attach(second)
         self.peers.endpoints = (listener.endpoint, second.endpoint)
 
@@ -133,11 +134,10 @@ def test_after_a_hung_abort_nccl_is_not_used(linked: Linked, monkeypatch: pytest
     assert linked.send(1) == "nccl"
     links, double = linked.nccl.sending, linked.nccl.sending.double
     double.hangs.set()
-    (one,) = linked.peers.sender._links.items()
-    linked.peers.sender._break(*one, BatonError(ErrorKind.UNAVAILABLE, "cut"))
+    links.channels[0].abort("cut")
     assert not links.hung
-    linked.peers.run_until(lambda: links.hung)
-    linked.peers.sender._fallbacks = Fallbacks()  # it would try nccl first
+    linked.peers.run_until(lambda: links.hung and not linked.peers.sender.links)
+    linked.later_s = MAX_PAUSE_S  # it would try nccl first
     assert linked.send(2) == "grpc"
     assert links.aborting == 1
     double.hangs.clear()
@@ -152,7 +152,8 @@ def test_a_receiver_whose_nccl_has_hung_is_reached_over_grpc(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At once: the sender's request was not judged, and no transfer fails."""
-    monkeypatch.setattr(linked.nccl.receiving, "_hung", True)
+    hung = property(lambda endpoint: endpoint is linked.nccl.receiving)
+    monkeypatch.setattr(NcclEndpoint, "hung", hung)
     assert linked.send(1) == "grpc"
     assert not linked.peers.failures()
     assert linked.peers.sender.counters.link_fallbacks == 1
@@ -164,7 +165,7 @@ def test_blocks_are_gathered_when_their_step_has_ended(
 ) -> None:
     """And announced before, whatever the host does then."""
     assert linked.send(1) == "nccl"
-    stream, ended, enqueued = wires(linked)[0]._stream, FakeEvent(complete=True), list[object]()
+    (stream,), ended, enqueued = streams_of(linked.rig.sender), FakeEvent(complete=True), list[object]()
     after, run = stream.wait_event, stream.run
 
     def noted_after(event: Event) -> None:
@@ -192,24 +193,24 @@ def test_blocks_are_gathered_when_their_step_has_ended(
 def test_a_channel_of_a_lost_peer_is_aborted_while_its_loop_is_blocked(linked: Linked) -> None:
     """It may be blocked by the very channel that only it would abort."""
     assert linked.send(1) == "nccl"
-    sending, receiving = wires(linked)
+    channels = [*linked.nccl.sending.channels, *linked.nccl.receiving.channels]
+    assert len(channels) == 2
     time.sleep(0.7)
-    assert not sending._channel.aborting, "its peer is there"
-    assert not receiving._channel.aborting
-    sending._keepalive.close()  # and neither loop looks
+    assert not any(channel.aborting for channel in channels), "their peers are there"
+    sending_wire(linked).keepalive.close()  # and neither loop looks
     until_s = time.monotonic() + 5.0
-    while not (sending._channel.terminated and receiving._channel.terminated):
+    while not all(channel.terminated for channel in channels):
         assert time.monotonic() < until_s
         time.sleep(0.01)
     linked.peers.run_until(lambda: not linked.peers.sender.links and not linked.peers.receiver.links)
     assert linked.peers.receiver.counters.links_fenced == 1
 
 
-def wires(linked: Linked) -> tuple[NcclSenderWire, NcclReceiverWire]:
-    """Both ends of the one link there is."""
-    (sending,), (receiving,) = linked.peers.sender._links.values(), linked.peers.receiver._links
-    assert sending._window is not None
-    return cast(NcclSenderWire, sending._window.wire), cast(NcclReceiverWire, receiving.wire)
+def sending_wire(linked: Linked) -> NcclSenderWire:
+    """The sender's end of the one link there was."""
+    (wire,) = linked.peers.wires
+    assert isinstance(wire, NcclSenderWire)
+    return wire
 
 
 def names(*indices: int, length: int = 4096) -> bytes:
@@ -221,43 +222,52 @@ def names(*indices: int, length: int = 4096) -> bytes:
     [names(9), names(0, 0), names(1, length=4097), names(1, 2) + b"x", names(1) + encode(StopAck(3)), b""],
     ids=["far", "twice", "too long", "crumbs", "mixed", "nothing"],
 )
-def test_a_malformed_frame_breaks_the_link(linked: Linked, message: bytes) -> None:
+def test_a_malformed_frame_breaks_the_link(
+    linked: Linked, message: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     """And no receive is posted for an index that is not the sender's."""
+    caplog.set_level(logging.INFO)
     linked.send(1)
-    sending, receiving = wires(linked)
-    until(linked.peers, lambda: not receiving._receives)
-    sending._frames.add(message)
+    sending_wire(linked).frames.add(message)
     linked.peers.run_until(lambda: linked.peers.receiver.counters.links_broken == 1)
-    assert isinstance(receiving._malformed, FrameError)
+    ended = [line for line in caplog.records if line.name == "kvtransfer.receiver.link_table"]
+    assert [line.__dict__["reason"].partition(":")[0] for line in ended] == ["malformed frame"]
     until(linked.peers, lambda: not linked.peers.sender.links)
     assert linked.send(2) == "grpc"
 
 
-def test_a_piece_is_received_before_its_bytes_arrive(linked: Linked) -> None:
+def test_a_piece_is_received_before_its_bytes_arrive(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its receive waits for the bytes; later pieces arrive after it."""
     linked.send(1)
-    _, receiving = wires(linked)
-    before = receiving.arrived_count()
-    stopped = linked.nccl.sending.channels[0]._stream
-    assert isinstance(stopped, DoubleStream)
+    counters = linked.peers.receiver.counters
+    before = counters.bytes_received
+    posted: list[int] = []
+    (channel,) = linked.nccl.receiving.channels
+    receive = channel.receive
+
+    def noted(address: int, size: int) -> Event | None:
+        posted.append(address)
+        return receive(address, size)
+
+    monkeypatch.setattr(channel, "receive", noted)
+    (stopped,) = linked.nccl.sending.double.streams.values()
     goes_on = threading.Event()
     stopped.add(lambda: _wait(goes_on))
     peers = linked.peers
     peers.send(2, [[1, 2]], [[30, 31]])
-    peers.run_until(lambda: len(receiving._receives) == 4)
-    assert receiving.arrived_count() == before
-    assert receiving.busy_poll()
+    peers.run_until(lambda: len(posted) == 4)
+    assert counters.bytes_received == before
+    assert peers.receiver.busy_poll
     goes_on.set()
     peers.run_until(lambda: 2 in peers.acknowledged())
-    assert receiving.arrived_count() == before + 4
+    assert (len(posted), counters.bytes_received) == (4, before + 2 * 8192)
     assert peers.equal([[1, 2]], [[30, 31]])
 
 
 def test_frames_over_the_keepalive_break_the_link(linked: Linked) -> None:
     """The keepalive stream carries no frames."""
     linked.send(1)
-    sending, _ = wires(linked)
-    sending._keepalive.send(StopAck(3))
+    sending_wire(linked).keepalive.send(StopAck(3))
     until(linked.peers, lambda: not linked.peers.sender.links)
     assert linked.peers.receiver.counters.links_broken == 1
     assert linked.send(2) == "grpc"

@@ -169,12 +169,13 @@ def test_off_by_default_and_then_nothing_is_imported() -> None:
     program = """
 import sys
 import services.router.__main__, services.router.process, services.worker.__main__
-import services.worker.front.process, services.cli.main, services.cli.up.command, services.cli.demo.command
+import services.worker.front.process, services.cli.parse, services.cli.up.command, services.cli.demo.command
 from services.common.config.router import RouterConfig
 from services.common.config.worker import WorkerConfig
 from services.common.observability.tracing.configured import configured_recorder
 from services.router.lifecycle.request_traces import RequestTraces
-services.cli.main._parser()  # imports all commands
+for name in services.cli.commands.COMMANDS:
+    services.cli.parse.parser_of(name)  # imports the command
 router = RouterConfig(model="m", served_model_name="m")
 assert RequestTraces.of(router).recorder is None
 assert RequestTraces.of(router).arrived({"traceparent": "00-" + 32 * "1" + "-" + 16 * "2" + "-01"}) is None

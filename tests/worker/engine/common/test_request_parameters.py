@@ -11,9 +11,16 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.engine.sequence import MAX_LOGIT_BIAS, Limits, SamplingParams
 from baton.engine.shared_memory.logprob_records import Logprobs
 from baton.v1 import types_pb2
+from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import LogitBias, TokenLogprob
-from services.worker.engine.common.request_parameters import first_logprobs_of, limits_of, sampling_of
+from services.worker.engine.common.request_parameters import (
+    first_logprobs_of,
+    limits_of,
+    max_draft_tokens_of,
+    prediction_of,
+    sampling_of,
+)
 
 VOCAB = 1000
 
@@ -42,6 +49,26 @@ def test_all_sampling_parameters_are_converted() -> None:
     limits = types_pb2.Limits(max_tokens=5, stop_token_ids=[7, 8], min_tokens=5)
     assert limits_of(limits, VOCAB) == Limits(5, (7, 8), 5)
     assert limits_of(types_pb2.Limits(), VOCAB, least_tokens=0) == Limits(0)
+
+
+def test_a_prediction_and_the_most_drafts_are_converted() -> None:
+    assert list(prediction_of([5, 999, 0], VOCAB)) == [5, 999, 0]
+    assert list(prediction_of([], VOCAB)) == []
+    assert len(prediction_of([1] * 16_384, VOCAB)) == 16_384
+    assert max_draft_tokens_of(ReserveRequest()) is None
+    assert [max_draft_tokens_of(ReserveRequest(max_draft_tokens=most)) for most in (0, 7)] == [0, 7]
+
+
+@pytest.mark.parametrize("ids", [[1] * 16_385, [VOCAB]], ids=["too many", "outside the vocabulary"])
+def test_a_prediction_out_of_range_is_refused(ids: list[int]) -> None:
+    with pytest.raises(BatonError) as caught:
+        prediction_of(ids, VOCAB)
+    assert caught.value.kind is ErrorKind.INVALID
+
+
+def test_more_drafts_than_a_step_has_are_refused() -> None:
+    with pytest.raises(BatonError, match="max_draft_tokens is a number from 0 to 7"):
+        max_draft_tokens_of(ReserveRequest(max_draft_tokens=8))
 
 
 def test_unset_is_off() -> None:

@@ -15,7 +15,7 @@ from baton.base.errors import BatonError
 from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
-from baton.engine.shared_memory.slot_positions import SlotPositions, positions_bytes
+from baton.engine.shared_memory.slot_progress import SlotProgress, progress_bytes
 from baton.engine.shared_memory.step_shape import StepShape
 from baton.perf_model.step_costs import StepCosts
 from kvtransfer.receiver.events import ReceiverEvent
@@ -75,8 +75,8 @@ class SimulatedSteps:
         self._driver = driver
         self._most_tokens = most_tokens
         self.shape = shape
-        memory = SharedMemory.create("positions", positions_bytes(shape.slots))
-        self.positions = SlotPositions(memory, 0, shape.slots)
+        memory = SharedMemory.create("positions", progress_bytes(shape.slots))
+        self.progress = SlotProgress(memory, 0, shape.slots)
         self.steps = self.full_steps = self.tokens_decoded = 0
         self.applied_entries = 0
         self.posted = 0
@@ -87,8 +87,13 @@ class SimulatedSteps:
     def ring(self) -> SimulatedSteps:
         return self
 
-    def furthest_tags(self) -> npt.NDArray[np.int64]:
-        return self.positions.tags
+    def learn(self, slot: int, generation: int) -> None: ...
+
+    def limit_tpot(self, slot: int, tpot_s: float | None) -> None:
+        """Steps have no drafts."""
+
+    def furthest_tags(self, more_steps: int) -> npt.NDArray[np.int64]:
+        return self.progress.tags + more_steps * self.progress.tokens_a_step()
 
     @property
     def has_work(self) -> bool:
@@ -150,9 +155,13 @@ class SimulatedSteps:
         self.steps += 1
         for slot in [one for one in self.slots.values() if one.active]:
             tokens = 1 if self._most_tokens == 1 else self._driver.draw.randint(1, self._most_tokens)
+            before = len(slot.text.tokens)
             for _ in range(tokens):
                 if len(slot.text.tokens) < slot.capacity and slot.key in self.slots:
                     self._advance(slot)
+            if accepted := len(slot.text.tokens) - before:
+                counts = 1, self.shape.rows_per_slot - 1, accepted - 1, 0, 0
+                self.progress.publish([slot.key[0]], [slot.key[1]], [len(slot.text.tokens)], counts)
 
     def _advance(self, slot: Slot) -> None:
         tokens = slot.text.tokens
@@ -163,7 +172,6 @@ class SimulatedSteps:
             self._driver.write(group, blocks[place], slot.text.contents(group, len(tokens)))
         slot.last = self._driver.draw.randrange(VOCAB)
         slot.emitted.append(slot.last)
-        self.positions.publish([slot.key[0]], [slot.key[1]], [len(tokens)])
         if len(tokens) + 1 >= slot.end:
             self._end(slot)
 

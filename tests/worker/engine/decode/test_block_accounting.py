@@ -7,19 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.fewer import each_value_once
 from tests.worker.engine.decode.decode_driver import Driver
 
 HOSTS = (0, 40)
 
 
-@pytest.mark.parametrize("host", HOSTS, ids=["preempted", "swapped"])
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("groups", "host"), each_value_once([1, 2], HOSTS))
 def test_random_requests_agree_with_the_reference(groups: int, host: int) -> None:
     drive(groups, host, requests=300)
 
 
-@pytest.mark.parametrize("most_tokens", [1, 4], ids=["three rows empty", "up to four tokens"])
-@pytest.mark.parametrize("host", HOSTS, ids=["preempted", "swapped"])
+@pytest.mark.parametrize(("host", "most_tokens"), each_value_once(HOSTS, [4, 1]))
 def test_four_rows_a_slot_agree_with_the_reference(host: int, most_tokens: int) -> None:
     drive(1, host, requests=300, rows_per_slot=4, most_tokens=most_tokens)
 

@@ -14,7 +14,7 @@ from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.shared_memory.slot_positions import SlotPositions, positions_bytes
+from baton.engine.shared_memory.slot_progress import SlotProgress, progress_bytes
 from baton.engine.shared_memory.step_shape import StepShape
 from baton.model_spec.layout import CacheGroup, Layout, Plane
 from baton.v1.decode_pb2 import Ticket
@@ -28,8 +28,8 @@ PROMPT = 20
 SLOTS = 64
 
 
-def _positions() -> SlotPositions:
-    return SlotPositions(SharedMemory.create("positions", positions_bytes(SLOTS)), 0, SLOTS)
+def _positions() -> SlotProgress:
+    return SlotProgress(SharedMemory.create("positions", progress_bytes(SLOTS)), 0, SLOTS)
 
 
 @dataclass
@@ -38,14 +38,14 @@ class Steps:
 
     launched: int = 0
     shape: StepShape = field(default_factory=lambda: StepShape(SLOTS))
-    positions: SlotPositions = field(default_factory=_positions)
+    progress: SlotProgress = field(default_factory=_positions)
     applied_entries: int = 0
     grown: list[tuple[SlotKey, int]] = field(default_factory=list)
     stalled: list[SlotKey] = field(default_factory=list)
     preempted: list[SlotKey] = field(default_factory=list)
 
-    def furthest_tags(self) -> npt.NDArray[np.int64]:
-        return self.positions.tags + self.launched * self.shape.rows_per_slot
+    def furthest_tags(self, more_steps: int) -> npt.NDArray[np.int64]:
+        return self.progress.tags + (self.launched + more_steps) * self.progress.tokens_a_step()
 
     def extend(
         self, slot: int, generation: int, more: BlockTables, held: tuple[int, ...], capacity: int
@@ -95,10 +95,11 @@ class Case:
             for key, reservation in self.reservations.items():
                 if key not in self.loop.stalled:
                     at = min(self.position(key) + tokens, reservation.grant.capacity)
-                    self.loop.positions.publish([key[0]], [key[1]], [at])
+                    accepted = max(at - self.position(key) - 1, 0)
+                    self.loop.progress.publish([key[0]], [key[1]], [at], (1, 3, accepted, 0, 0))
 
     def position(self, key: SlotKey) -> int:
-        return self.loop.positions.position(*key) or PROMPT
+        return self.loop.progress.position(*key) or PROMPT
 
 
 def test_blocks_are_allocated_shortly_before_they_are_needed() -> None:
@@ -112,6 +113,21 @@ def test_blocks_are_allocated_shortly_before_they_are_needed() -> None:
     assert case.loop.grown[-1] == (key, PROMPT + 199), "the last token has no KV"
     assert case.allocation.allocations == 3
     assert not case.loop.preempted
+
+
+def test_tokens_a_step_are_those_of_running_sequences() -> None:
+    case = Case(blocks=100)
+    assert case.allocation.tokens_per_step == 0
+    one, other = (case.admit(slot, tokens=PROMPT + 40, end=PROMPT + 200) for slot in range(2))
+    assert case.allocation.tokens_per_step == 0
+    case.run(3)
+    assert case.allocation.tokens_per_step == 1
+    case.loop.progress.publish([one[0]], [one[1]], [PROMPT + 9], [(2, 6, 4, 0, 0)])
+    assert case.allocation.tokens_per_step == 1 + 4 / (5 + 3)
+    case.end(one)
+    assert case.allocation.tokens_per_step == 1
+    case.end(other)
+    assert case.allocation.tokens_per_step == 0
 
 
 def test_a_sequence_with_all_its_blocks_gets_no_more() -> None:
@@ -210,7 +226,7 @@ class SwappedOut(Case):
         self.near = self.admit(0, tokens=PROMPT + 12, end=PROMPT + 40)
         self.far = self.admit(1, tokens=PROMPT + 12, end=PROMPT + 44)
         for block in self.table(self.far):
-            self.cache.block_bytes_view(0, block).fill_(block)
+            self.cache.block(0, block).fill_(block)
         self.run(20)
 
     def table(self, key: SlotKey) -> tuple[int, ...]:
@@ -230,11 +246,11 @@ def test_a_sequence_is_swapped_out_and_in_with_its_bytes() -> None:
     assert case.loop.grown == [(case.near, PROMPT + 39)]
     assert case.allocation.waiting, "the second waits for its blocks"
     for block in case.table(case.near):
-        case.cache.block_bytes_view(0, block).fill_(99)
+        case.cache.block(0, block).fill_(99)
     case.end(case.near)
     case.allocation.step()
     assert case.loop.grown[1:] == [(case.far, PROMPT + 43)]
-    bytes_now = [int(case.cache.block_bytes_view(0, block)[-1]) for block in case.table(case.far)]
+    bytes_now = [int(case.cache.block(0, block)[-1]) for block in case.table(case.far)]
     assert bytes_now[: len(before)] == list(before)
     assert case.host.free == 10
     assert not case.allocation.waiting
@@ -296,26 +312,38 @@ def test_steps_that_were_launched_count_and_steps_that_advance_nothing_do_not() 
 
 def test_the_position_of_a_slots_sequence_before_is_not_taken_for_its_own() -> None:
     case = Case(blocks=100)
-    case.loop.positions.publish([0], [0], [PROMPT + 11])
+    case.loop.progress.publish([0], [0], [PROMPT + 11])
     case.admit(0, tokens=PROMPT + 12, end=PROMPT + 1000)
     case.allocation.step()
     assert case.allocation.context_tokens == PROMPT
     assert not case.loop.grown
 
 
-@pytest.mark.parametrize("tokens", [1, 4])
-def test_four_rows_a_slot_want_their_blocks_four_times_as_early(tokens: int) -> None:
-    """A slot's blocks never end, with steps of one token as with steps of four."""
-    case = Case(blocks=100, loop=Steps(shape=StepShape(SLOTS, 4), launched=2))
-    key = case.admit(0, tokens=PROMPT + 40, end=PROMPT + 400)
+@pytest.mark.parametrize("tokens", [1, 2, 4])
+def test_blocks_are_wanted_as_early_as_a_sequences_own_steps_need_them(tokens: int) -> None:
+    """Whatever rows its slot has. Its blocks never end."""
+    case = Case(blocks=100, loop=Steps(shape=StepShape(SLOTS, 8), launched=2))
+    key = case.admit(0, tokens=PROMPT + 80, end=PROMPT + 400)
     while not case.loop.grown:
         case.run(1, tokens)
-    assert case.position(key) - tokens == PROMPT + 40 - 6 * 4 - 2 * 4
+    assert case.position(key) - tokens == PROMPT + 80 - (6 + 2) * tokens
     while case.position(key) < PROMPT + 399:
         case.run(1, tokens)
-        launched = case.position(key) + 2 * 4
+        launched = case.position(key) + 2 * tokens
         assert min(launched, PROMPT + 399) <= case.reservations[key].grant.capacity
     assert case.loop.grown[-1] == (key, PROMPT + 399)
+
+
+def test_a_sequence_whose_drafts_begin_to_be_right_wants_its_blocks_earlier_from_then_on() -> None:
+    case = Case(blocks=100, loop=Steps(shape=StepShape(SLOTS, 8)))
+    key = case.admit(0, tokens=PROMPT + 60, end=PROMPT + 400)
+    case.run(20)
+    case.run(4, tokens=6)  # 44 tokens in 24 steps: two a step, rounded up
+    assert not case.loop.grown
+    assert case.position(key) == PROMPT + 44
+    case.run(1, tokens=5)
+    case.allocation.step()
+    assert case.loop.grown
 
 
 def test_a_known_output_length_is_not_estimated() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from baton.device.stream import HostStream, TimedEvent
 from baton.engine.executor.decode_factory import decode_loop
-from baton.engine.forward.layer_program import JoinedRows
+from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
 from baton.engine.plan.decode_rows import next_rows
@@ -147,7 +147,9 @@ def test_nothing_is_sent_or_pushed_before_its_step_has_ended(tmp_path: Path) -> 
     start(stepped, b"a", 30)
     stepped.turn()
     side = stepped.engine.prefill
-    (job,) = side.jobs._jobs.values()
+    (sequence,) = side.jobs.scheduler.sequences
+    job = side.jobs.find(sequence)
+    assert job is not None
     assert side.steps.under_way
     assert (job.pushed, job.sequence.computed, job.sequence.begun) == ([0], 0, 8)
     while not job.sequence.computed:

@@ -17,14 +17,19 @@ from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import weight_bytes
+from baton.engine.shared_memory.step_shape import StepShape
 from baton.model_spec.layout import FP8
+from baton.model_spec.split import splits
 from services.common.config.worker import EngineConfig, WorkerConfig
 from services.worker.engine.startup.memory_plan import (
     CPU_KV_BYTES,
     Gpu,
     MemoryPlan,
     MemoryPlanner,
+    draft_bytes,
+    exchange_bytes,
     other_bytes,
+    plan_devices,
 )
 
 LLAMA_8B = {
@@ -74,7 +79,7 @@ def plan(whole: Whole) -> Plan:
 
 
 def test_kv_blocks_fill_the_share_of_a_single_worker(config: ModelConfig, plan: Plan) -> None:
-    left = 0.9 * H100.total_bytes - WEIGHTS - other_bytes(config, EngineConfig(), 256)
+    left = 0.9 * H100.total_bytes - WEIGHTS - other_bytes(config, EngineConfig(), StepShape(256))
     assert plan(slots=256) == left // BLOCK
     assert plan(slots=256) > 6800  # 435,000 tokens
 
@@ -94,8 +99,48 @@ def test_fp8_takes_half_the_memory_of_16_bits(config: ModelConfig, head_dim: int
     assert counts[1] == pytest.approx(counts[0] / share, abs=2)
 
 
+def planner_of(config: ModelConfig, gpu: Gpu, **settings: Any) -> MemoryPlanner:
+    """The planner of a rank's part of the 8B, in bfloat16."""
+    weights = weight_bytes(config, torch.bfloat16)
+    layout = config.layout(64, "bfloat16")
+    return MemoryPlanner(config, EngineConfig(**settings), layout, 131_072, weights, gpu)
+
+
+def test_several_devices_have_as_many_blocks_as_the_one_with_the_least_room(config: ModelConfig) -> None:
+    small = Gpu("GPU 1", 40_000_000_000, 39_000_000_000)
+    parts = [config.of_rank(split) for split in splits(2)]
+    alone = [planner_of(part, gpu).plan() for part, gpu in zip(parts, (H100, small), strict=True)]
+    both = plan_devices([planner_of(part, gpu) for part, gpu in zip(parts, (H100, small), strict=True)])
+    assert both == alone[1]
+    assert both.kv_blocks < alone[0].kv_blocks
+    # A block of a rank has half the heads, and the exchange and the embedding are all that both have.
+    equal = plan_devices([planner_of(part, H100, slots=256) for part in parts])
+    shape = StepShape(256)
+    other = other_bytes(parts[0], EngineConfig(), shape)
+    other += exchange_bytes(parts[0], EngineConfig(), shape, EngineConfig().chunk_tokens_on("cuda"))
+    weights = weight_bytes(parts[0], torch.bfloat16)
+    assert WEIGHTS / 2 < weights < WEIGHTS / 2 + 128256 * 4096 * 2
+    assert equal.kv_blocks == (0.9 * H100.total_bytes - weights - other) // (BLOCK // 2)
+    assert equal.kv_blocks > 2 * 6800
+
+
+def test_slots_that_one_device_has_no_room_for_no_device_has(config: ModelConfig) -> None:
+    parts = [config.of_rank(split) for split in splits(2)]
+    small = Gpu("GPU 1", 16_000_000_000, 15_000_000_000)
+    both = plan_devices([planner_of(part, gpu) for part, gpu in zip(parts, (H100, small), strict=True)])
+    assert both.slots == planner_of(parts[1], small).plan().slots < planner_of(parts[0], H100).plan().slots
+
+
+def test_one_device_exchanges_nothing(config: ModelConfig) -> None:
+    engine, shape = EngineConfig(), StepShape(64)
+    assert exchange_bytes(config, engine, shape, 2048) == 0
+    rows = 2048 + 64
+    part = config.of_rank(splits(2)[1])
+    assert 3 * rows * 4096 * 2 < exchange_bytes(part, engine, shape, 2048) < 3.1 * rows * 4096 * 2
+
+
 def test_weights_and_buffers_come_out_of_each_workers_share(config: ModelConfig, plan: Plan) -> None:
-    fixed = WEIGHTS + other_bytes(config, EngineConfig(), 128)
+    fixed = WEIGHTS + other_bytes(config, EngineConfig(), StepShape(128))
     both = 2 * (fixed + plan(gpu_workers=2) * BLOCK)
     assert 0.9 * H100.total_bytes - 2 * BLOCK < both <= 0.9 * H100.total_bytes
     assert plan(gpu_memory=0.45) == plan(gpu_workers=2)
@@ -123,19 +168,81 @@ def test_configured_blocks_and_links_together_must_be_free(plan: Plan) -> None:
 
 
 def test_other_memory_is_bounded_at_256_slots(config: ModelConfig) -> None:
-    alone = other_bytes(config, EngineConfig(mixed_steps=False), 256)
+    alone = other_bytes(config, EngineConfig(mixed_steps=False), StepShape(256))
     assert alone <= 2_500_000_000
-    assert other_bytes(config, EngineConfig(), 256) - alone <= 100_000_000, "rows that join prefill steps"
+    assert other_bytes(config, EngineConfig(), StepShape(256)) - alone <= 100_000_000, (
+        "rows that join prefill steps"
+    )
 
 
 def test_buffers_of_decode_steps_are_by_rows_and_not_by_slots(config: ModelConfig) -> None:
-    for mixed in (False, True):
-        four = other_bytes(config, EngineConfig(rows_per_slot=4, mixed_steps=mixed), 64)
-        assert four == other_bytes(config, EngineConfig(mixed_steps=mixed), 256)
+    apart = EngineConfig(mixed_steps=False)
+    for slots, rows in ((64, 4), (64, 8), (256, 8)):
+        shapes = StepShape(slots, rows), StepShape(256)
+        assert len({other_bytes(config, apart, shape) for shape in shapes}) == 1
+    assert other_bytes(config, apart, StepShape(64, 2)) == other_bytes(config, apart, StepShape(128))
+
+
+def test_rows_that_join_prefill_steps_have_no_drafts(config: ModelConfig) -> None:
+    def joined(shape: StepShape) -> int:
+        mixed, apart = (
+            other_bytes(config, EngineConfig(mixed_steps=mixed), shape) for mixed in (True, False)
+        )
+        return mixed - apart
+
+    assert joined(StepShape(64, 4)) == joined(StepShape(64))
+
+
+def test_histories_and_drafts_take_memory_of_kv_blocks(plan: Plan) -> None:
+    """4 bytes a token of the shorter of context and lookup, 44 bytes a slot, and partial sums of 371
+    items."""
+    off = plan(slots=256)
+    for lookup, context in ((131_072, 131_072), (131_072, 65_536), (65_536, 131_072)):
+        on = plan(slots=256, speculation="lookup", lookup_tokens=lookup, max_context=context)
+        taken = 256 * (4 * min(lookup, context) + 44) + 371 * 8 * 32 * 130 * 4
+        assert off - on == pytest.approx(taken / BLOCK, abs=1)
+        assert taken > 7 * BLOCK
+
+
+def test_a_lookahead_table_takes_memory_of_kv_blocks(plan: Plan) -> None:
+    off, on = plan(slots=64), plan(slots=64, speculation="lookup")
+    assert plan(slots=64, speculation="lookup", lookahead_table_mb=1000) - on == pytest.approx(
+        -(10**9) / BLOCK, abs=1
+    )
+    assert plan(slots=64, lookahead_table_mb=1000) == off, "without drafts there is none"
+
+
+def test_a_lookahead_table_larger_than_what_is_left_is_refused(plan: Plan) -> None:
+    """Rather than drafts are given up for it."""
+    for settings, message in (
+        ({}, r"engine.lookahead_table_mb of 70 GB does not fit: 5\d.\d GB of this worker's 76.5 GB of GPU 0"),
+        ({"kv_blocks": 9}, "a lookahead table of 70 GB and KV blocks of .* do not fit on GPU 0"),
+    ):
+        with pytest.raises(BatonError, match=message) as refused:
+            plan(speculation="auto", lookahead_table_mb=70_000, **settings)
+        assert refused.value.kind is ErrorKind.INVALID
+        assert "\n" not in refused.value.message
+
+
+def test_drafts_are_given_up_before_slots(whole: Whole, config: ModelConfig) -> None:
+    """On a GPU whose share leaves little beside the weights and the blocks of 32 typical sequences."""
+    needed = 32 * 16 * BLOCK + WEIGHTS
+    for drafts in (0, 3, 7):
+        engine = EngineConfig(speculation="lookup")
+        other = other_bytes(config, engine, StepShape(32, 1 + drafts))
+        layout = config.layout(64, "bfloat16")
+        other += draft_bytes(config, engine, layout, StepShape(32, 1 + drafts), 131_072)
+        gpu = Gpu("GPU 0", int((needed + other + BLOCK) / 0.9) + 1, 84_000_000_000)
+        made = whole(gpu, speculation="lookup", gpu_links=0)
+        assert (made.slots, made.rows_per_slot) == (32, 1 + drafts)
+    assert whole(slots=64, speculation="lookup", draft_tokens=3).rows_per_slot == 4
+    assert whole(None, speculation="lookup").rows_per_slot == 8
 
 
 def test_quantised_weights_take_a_matrix_at_full_width_beside(config: ModelConfig) -> None:
-    full, fp8 = (other_bytes(config, EngineConfig(quantization=name), 64) for name in (None, "fp8"))
+    full, fp8 = (
+        other_bytes(config, EngineConfig(quantization=name), StepShape(64)) for name in (None, "fp8")
+    )
     assert fp8 - full == 2 * 28672 * 4096
 
 
@@ -144,7 +251,8 @@ def test_a_head_in_int4_is_the_widest_matrix_at_full_width(
     config: ModelConfig, name: Literal["fp8", "int8", "int4"], more: int
 ) -> None:
     without, with_head = (
-        other_bytes(config, EngineConfig(quantization=name, quantize_head=head), 64) for head in (False, True)
+        other_bytes(config, EngineConfig(quantization=name, quantize_head=head), StepShape(64))
+        for head in (False, True)
     )
     assert with_head - without == more
 
@@ -215,10 +323,10 @@ def test_cpu_defaults(plan: Plan) -> None:
 
 def test_placement_sets_the_number_of_sharing_workers_unless_configured() -> None:
     worker = WorkerConfig(name="a", role="both", model="m")
-    placed = worker.on_gpu(1, 3).engine
-    assert (placed.device_index, placed.gpu_workers) == (1, 3)
+    placed = worker.on_gpus((1,), 3).engine
+    assert (placed.device_indexes, placed.gpu_workers) == ((1,), 3)
     reported = WorkerConfig(name="a", role="both", model="m", engine=EngineConfig(gpu_workers=2))
-    assert reported.on_gpu(None, 3).engine.gpu_workers == 2
+    assert reported.on_gpus((), 3).engine.gpu_workers == 2
 
 
 def test_slots_of_a_gpu_fit_typical_sequences(whole: Whole) -> None:

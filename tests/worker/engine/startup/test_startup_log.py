@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.engine.decode.slot_state import SlotState
 from services.common.config.worker import EngineConfig
 from services.worker.engine.startup.memory_plan import link_bytes
 from services.worker.engine.startup.model_loader import load
@@ -56,12 +57,50 @@ def test_a_kernel_cache_that_cannot_be_written_is_refused(
     assert caught.value.kind is ErrorKind.INVALID
 
 
+@pytest.mark.parametrize(("lookup", "tokens"), [(64, 64), (32_768, 512)])
+def test_memory_of_drafts_is_told(tmp_path: Path, lookup: int, tokens: int) -> None:
+    """On a CPU too; the history is as long as the context where that is shorter than the lookup."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    engine = EngineConfig(
+        device="cpu", weights="random", slots=6, speculation="lookup", draft_tokens=3, lookup_tokens=lookup
+    )
+    model = load(str(tmp_path), engine)
+    state = SlotState(6, (1,), 97, model.device, model.rows_per_slot, engine.history_tokens(512))
+    with capture_logs() as logs:
+        log_memory(model, engine)
+        log_memory(replace(model, rows_per_slot=1), engine)
+    (line,) = logs
+    assert (line["event"], line["slots"], line["draft_tokens"]) == ("memory", 6, 3)
+    assert line["history_bytes"] == 6 * tokens * 4
+    assert state.history is not None
+    assert state.drafts is not None
+    assert state.history.device_bytes == line["history_bytes"]
+    drafts = state.drafts
+    arrays = drafts.tokens, drafts.count, drafts.source, drafts.most, drafts.tag
+    assert line["draft_bytes"] == sum(array.nbytes for array in arrays)
+    assert "lookahead_bytes" not in line
+    with capture_logs() as logs:
+        log_memory(model, engine.model_copy(update={"lookahead_table_mb": 2}))
+    assert logs[0]["lookahead_bytes"] == 2_000_000
+
+
+def test_memory_of_each_device_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"num_key_value_heads": 2}))
+    engine = EngineConfig(device="cpu", weights="random", kv_memory_mb=40, tensor_parallel=2)
+    model = load(str(tmp_path), engine)
+    with capture_logs() as logs:
+        log_memory(model, engine)
+    (line,) = logs
+    assert (line["event"], line["devices"], len(line["weights_gb"])) == ("model_divided", 2, 2)
+    assert line["kv_gb"][0] == line["kv_gb"][1] > 0
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_memory_adds_up(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     engine = EngineConfig(device="cpu", weights="random", kv_memory_mb=100, gpu_workers=workers, gpu_links=8)
     model = replace(load(str(tmp_path), engine), device=GPU)
-    blocks = sum(group.nbytes for group in model.cache.groups)
+    blocks = sum(group.nbytes for group in model.cache.ranks[0].groups)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * 10**9, 80 * 10**9))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * 10**9)
     with capture_logs() as logs:
@@ -89,15 +128,15 @@ def test_quantised_weights_are_planned_held_and_named(tmp_path: Path) -> None:
         for name in (None, "fp8")
     )
     assert (full.weight_format, fp8.weight_format) == ("float32", "fp8")
-    assert fp8.decoder.nbytes < full.decoder.nbytes
+    assert fp8.ranks[0].nbytes < full.ranks[0].nbytes
     assert (full.checkpoint, full.fingerprint) == (fp8.checkpoint, fp8.fingerprint)  # they may be a pair
     with_head = EngineConfig(
         device="cpu", weights="random", kv_memory_mb=1, quantization="fp8", quantize_head=True
     )
     head = load(str(tmp_path), with_head)
     assert head.weight_format == "fp8+head"
-    assert head.decoder.head.linear.format == "fp8"
-    assert head.decoder.nbytes < fp8.decoder.nbytes
+    assert head.ranks[0].head.linear.format == "fp8"
+    assert head.ranks[0].nbytes < fp8.ranks[0].nbytes
     assert head.fingerprint == fp8.fingerprint
 
 

@@ -15,6 +15,7 @@ from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import weight_bytes
+from baton.engine.shared_memory.step_shape import StepShape
 from baton.model_spec.layout import FP8
 from services.common.config.worker import EngineConfig
 from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner, other_bytes
@@ -55,7 +56,7 @@ def test_a_70b_model_in_fp8_fits_into_an_h200(values: Any, config: ModelConfig) 
     plan = MemoryPlanner(config, engine, layout, _CONTEXT, weights, H200).plan()
 
     share = 0.92 * H200.total_bytes
-    taken = weights + plan.kv_blocks * block + other_bytes(config, engine, plan.slots)
+    taken = weights + plan.kv_blocks * block + other_bytes(config, engine, StepShape(plan.slots))
     assert share - block < taken <= share
     assert plan.slots == 256
     assert 300_000 < plan.kv_blocks * engine.block_tokens_on("cuda") < 350_000

@@ -2,8 +2,8 @@
 
     out = (out · e^lse + part · e^part_lse) / (e^lse + e^part_lse),   lse = ln(e^lse + e^part_lse)
 
-Exact but for rounding: a softmax over all keys is the average of those over parts of them, weighted by their
-sums of exponentials.
+Exact except for rounding: a softmax over all keys is the average of those over parts of them, weighted by
+their sums of exponentials.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def _absorb(
 
 
 def absorb_attention(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """out [R, heads · dim] with lse [heads, R], both in place; part [heads, R, dim] with part_lse [heads, R].
+    """Joins `part` into `out`: out [R, heads · dim] with lse [heads, R], both in place; part [heads, R, dim]
+    with part_lse [heads, R].
 
     Logarithms are natural and float32. Raises ValueError for shapes that do not fit.
     """

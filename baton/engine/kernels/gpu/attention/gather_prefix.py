@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.engine.kernels.gpu.attention.items import check_table, scale_pairs
 from baton.engine.kernels.gpu.attention.kv_codes import unpacked
+from baton.engine.kernels.gpu.attention.launch import check_table, scale_pairs
 
 _TOKENS = 64
 
@@ -62,7 +62,8 @@ def gather_prefix(
     count: int,
     kv_scales: Tensor | None = None,
 ) -> None:
-    """Tokens first to first + count of one sequence → out[:, :, :count], of [planes, kv heads, T, dim].
+    """Gathers keys and values from their blocks: Tokens first to first + count of one sequence → out[:, :,
+    :count], of [planes, kv heads, T, dim].
 
     `cache`, `kv_scales`: the cache group's tensor and scales; codes are restored in out's dtype. `layer`
     counts within the group; `table` [W] int32, the sequence's blocks. Raises ValueError for shapes that do

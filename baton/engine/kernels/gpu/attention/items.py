@@ -1,5 +1,4 @@
-"""What split attention works on: the list of items, the shape of the heads, and how a GPU cuts both; and the
-checks that launchers of attention share."""
+"""The items that decode attention works on, the shape of the heads, and how a GPU cuts both."""
 
 from __future__ import annotations
 
@@ -16,10 +15,14 @@ _MANY_PROGRAMS, _SMALL_GROUP, _WIDE_HEAD = 2.0, 4, 128
 _MANY_PROGRAMS_OF_CODES = 3.8
 # Query heads that are one tile of the matrix units.
 _ONE_TILE_GROUP = 16
-# Of a thread, where four programs of four warps share a multiprocessor's 65,536.
-_FOUR_PROGRAMS_REGISTERS = 128
+# Registers of a multiprocessor, and of a thread where four, three or two programs of four warps share them.
+_REGISTERS = 65_536
+_FOUR_PROGRAMS_REGISTERS, _THREE_PROGRAMS_REGISTERS, _TWO_PROGRAMS_REGISTERS = 128, 168, 240
 # Programs a multiprocessor of few rows whose cache is in fp8.
 _FEW_ROWS_PROGRAMS = 3
+# Rows of a slot that one item takes, as many of these as have no more queries (`rows_per_item`): two tiles of
+# the matrix units, whose results four warps hold beside the tiles of K.
+_ROWS_PER_ITEM, _MOST_QUERIES = (8, 4, 2), 32
 # Tokens that a program takes at once: an item is whole tiles.
 TILE = 64
 # Fields of an item, int32 each: one load's width.
@@ -30,6 +33,7 @@ ITEM_BEGIN = tl.constexpr(3)
 ITEM_END = tl.constexpr(4)
 ITEM_FIRST = tl.constexpr(5)
 ITEM_PARTS = tl.constexpr(6)
+ITEM_ROWS = tl.constexpr(7)
 ITEM_WIDTH = tl.constexpr(8)
 
 
@@ -37,27 +41,37 @@ class Items:
     """The list of one cache group, and the place where its rows' partial results meet.
 
     `count` [1]: items that there are. `items` [I, ITEM_WIDTH]: item i is tokens begin:end of a row, begin a
-    multiple of TILE; the row's slot and position; its items are first : first + parts. All int32.
-    `sums` [I, heads, dim] and `scales` [I, heads, 2] float32; `arrived` [R, kv heads] int32 of zeros, which
-    every layer leaves as zeros.
+    multiple of TILE; the row's slot and position; its items are first : first + parts. Where an item is of up
+    to `rows_per_item` rows of a slot, which lie side by side, row and position are the first one's, and the
+    last field says how many there are. All int32.
+    `sums` [I, rows_per_item · heads, dim] and `scales` [I, rows_per_item · heads, 2] float32; `arrived` [R,
+    kv heads] int32 of zeros, which every layer leaves as zeros.
     """
 
     def __init__(
-        self, rows: int, most: int, heads: int, kv_heads: int, dim: int, device: torch.device
+        self,
+        rows: int,
+        most: int,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        device: torch.device,
+        rows_per_item: int = 1,
     ) -> None:
         def ints(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int32, device=device)
 
+        self.rows_per_item = rows_per_item
         self.count = ints(1)
         self.items = ints(most, ITEM_WIDTH.value)
-        self.sums = torch.empty(most, heads, dim, dtype=torch.float32, device=device)
-        self.scales = torch.empty(most, heads, 2, dtype=torch.float32, device=device)
+        self.sums = torch.empty(most, rows_per_item * heads, dim, dtype=torch.float32, device=device)
+        self.scales = torch.empty(most, rows_per_item * heads, 2, dtype=torch.float32, device=device)
         self.arrived = ints(rows, kv_heads)
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What the kernel must know of a model's attention. `window`: tokens a row sees, or None."""
+    """The shape of a model's attention, as its kernel needs it. `window`: tokens a row sees, or None."""
 
     heads: int
     kv_heads: int
@@ -67,8 +81,13 @@ class Heads:
     window: int | None = None
 
     @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.heads // self.kv_heads
+
+    @property
     def log2_scale(self) -> float:
-        """What scores are multiplied by to be exponents of 2."""
+        """Factor by which scores become exponents of 2."""
         return self.scale * 1.4426950408889634
 
     @property
@@ -79,7 +98,8 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTuning:
-    """How the kernel is cut for a GPU. `registers`: of a thread, at most; None: as many as its code likes."""
+    """The attention kernel's cut for a GPU. `registers`: of a thread, at most; None: as many as its code
+    likes."""
 
     warps: int = 4
     stages: int = 3
@@ -88,15 +108,17 @@ class AttentionTuning:
     @property
     def resident(self) -> int:
         """Programs that a multiprocessor runs at once: the tiles of K and V of three stages leave room for
-        three, registers for four (heads of 128 in bf16, and in fp8; Hopper)."""
-        return 3 if self.stages > 2 else 4
+        three, registers for four, where they are not more (heads of 128 in bf16, and in fp8; Hopper)."""
+        fit = 4 if self.registers is None else _REGISTERS // (32 * self.warps * self.registers)
+        return min(3 if self.stages > 2 else 4, fit)
 
     @classmethod
     def of(cls, heads: Heads, rows: int, multiprocessors: int, quantised: bool = False) -> AttentionTuning:
-        """Three tiles of K and V on their way; two where there are many programs, and few heads in a group,
-        whose registers leave room for more programs on a multiprocessor. By measurements on an H200 of ten
-        shapes of heads, 1 to 256 rows, and contexts of 1K to 32K; of two to four programs a multiprocessor by
-        8 KV heads and 1,152 tokens (38 rows: 50.1 us with three, 48.3 with two; an H100 68.2 and 66.1).
+        """Tuning for one row a slot. Three tiles of K and V on their way; two where there are many programs,
+        and few heads in a group, whose registers leave room for more programs on a multiprocessor. By
+        measurements on an H200 of ten shapes of heads, 1 to 256 rows, and contexts of 1K to 32K; of two to
+        four programs a multiprocessor by 8 KV heads and 1,152 tokens (38 rows: 50.1 us with three, 48.3 with
+        two; an H100 68.2 and 66.1).
 
         `quantised`: the cache is in fp8. Many programs then take so few registers that four of them fit a
         multiprocessor, with two tiles (an H100, 64 and 128 rows of 1,120 tokens: 58.9 and 112.5 us; with two
@@ -115,10 +137,32 @@ class AttentionTuning:
             return cls(warps=2, stages=2)
         return cls(stages=2 if many and 1 < group <= _SMALL_GROUP and heads.dim >= _WIDE_HEAD else 3)
 
+    @classmethod
+    def of_slots(
+        cls, heads: Heads, slots: int, rows_per_item: int, multiprocessors: int, quantised: bool = False
+    ) -> AttentionTuning:
+        """Tuning for several rows a slot: with one tile of the matrix units that of one row. Two tiles take
+        registers of which a multiprocessor has enough for three programs, with two tiles of K and V; with
+        three tiles on their way two fit, which is right where each has one. Wide heads take twice the warps
+        for two tiles, and for a cache of codes, of which four warps of as few registers would spill. By the
+        registers and the shared memory that the compiler reports (Triton 3.6, Hopper), and not yet by
+        measured times."""
+        if heads.dim > _WIDE_HEAD and rows_per_item * heads.group > _ONE_TILE_GROUP:
+            return cls(warps=8, stages=2)
+        if heads.dim > _WIDE_HEAD and quantised:
+            return cls(warps=8, stages=2, registers=_FOUR_PROGRAMS_REGISTERS)
+        few = few_rows(slots, heads.kv_heads, multiprocessors)
+        if rows_per_item * heads.group <= _ONE_TILE_GROUP:
+            codes = cls(stages=2, registers=_FOUR_PROGRAMS_REGISTERS)
+            return codes if quantised else cls.of(heads, slots, multiprocessors)
+        if few and not quantised:
+            return cls(stages=3, registers=_TWO_PROGRAMS_REGISTERS)
+        return cls(stages=2, registers=_THREE_PROGRAMS_REGISTERS)
+
 
 @dataclass(frozen=True, slots=True)
 class SplitPolicy:
-    """How a step's attention is cut into items.
+    """The rule by which a step's attention is cut into items.
 
     A row's context, from its window's first tile to its own token, is cut into equal parts of whole tiles.
     Mode `fast` chooses the parts' length so that all rows together make about `wanted` items a KV head, and
@@ -156,45 +200,22 @@ class SplitPolicy:
         return rows + self.wanted + (self.wave if rows > self.wave else 0)
 
 
+def rows_per_item(heads: Heads, rows_per_slot: int) -> int:
+    """Rows of a slot that one item takes at most, 8, 4 or 2: no more than a slot may have, rounded up, nor
+    than a program has registers for. A slot that has more has several items, which read its keys and values
+    each."""
+    wide = heads.dim > _WIDE_HEAD
+    fits = [n for n in _ROWS_PER_ITEM if n * heads.group <= _MOST_QUERIES and not (wide and n == 8)]
+    return min([n for n in fits if n >= rows_per_slot], default=max(fits, default=2))
+
+
 def few_rows(rows: int, kv_heads: int, multiprocessors: int) -> bool:
-    """Whether rows that are not cut leave multiprocessors without a program."""
+    """True if rows that are not cut leave multiprocessors without a program."""
     return rows * kv_heads <= multiprocessors
-
-
-def check_cache(cache: Tensor, kv_scales: Tensor | None, qkv: Tensor, heads: Heads) -> None:
-    """Raises ValueError unless `cache` is a cache group's tensor for these heads, of qkv's dtype, or of codes
-    with their scales."""
-    got = tuple(cache.shape[2:4]) + tuple(cache.shape[5:])
-    if got != (2, heads.kv_heads, heads.dim) or not cache[0, 0].is_contiguous():
-        raise ValueError(f"the cache is {tuple(cache.shape)}, or its layers are not contiguous")
-    if qkv.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"qkv is {qkv.dtype}")
-    if kv_scales is None:
-        if qkv.dtype != cache.dtype:
-            raise ValueError(f"qkv is {qkv.dtype}, the cache {cache.dtype}")
-    elif (cache.dtype, kv_scales.dtype) != (torch.float8_e4m3fn, torch.bfloat16):
-        raise ValueError(f"the cache is {cache.dtype}, its scales {kv_scales.dtype}")
-    elif tuple(kv_scales.shape[:1] + kv_scales.shape[2:]) != (len(cache), *cache.shape[3:5], 2):
-        raise ValueError(f"the scales are {tuple(kv_scales.shape)}, the cache {tuple(cache.shape)}")
-
-
-def scale_pairs(cache: Tensor, kv_scales: Tensor | None, layer: int) -> tuple[Tensor, int, int]:
-    """What kernels take of the scales, or instead of them: an int32 for the two of each token and head (see
-    `unpacked`), the offset of a layer, and the stride of blocks."""
-    if kv_scales is None:
-        return cache, 0, 0
-    pairs = kv_scales.view(torch.int32)
-    return pairs, layer * pairs.stride(1), pairs.stride(0)
-
-
-def check_table(tables: Tensor) -> None:
-    """Raises ValueError unless these are block tables as kernels read them."""
-    if tables.dtype != torch.int32 or tables.stride(1) != 1:
-        raise ValueError("block tables are int32 with contiguous rows")
 
 
 @triton.jit
 def item_span(position, window, TILE: tl.constexpr):
-    """Where a row's items begin, and how many tokens they have (`SplitPolicy`)."""
+    """First token and number of tokens of a row's items (`SplitPolicy`)."""
     start = tl.maximum(position - window + 1, 0) // TILE * TILE
     return start, position + 1 - start

@@ -62,8 +62,8 @@ def _join_parts(
 
 
 def join_parts(out: Tensor, lse: Tensor, joins: Tensor, dim: int) -> None:
-    """Rows of out [N, heads · dim] and lse [heads, N], in place, each with its parts, which are rows of the
-    same N. Logarithms are natural and float32.
+    """Joins attention's parts: Rows of out [N, heads · dim] and lse [heads, N], in place, each with its
+    parts, which are rows of the same N. Logarithms are natural and float32.
 
     `joins` [R, JOIN_WIDTH] int32, contiguous, for the first R rows: those whose count is 0 stay as they are.
     Raises ValueError for shapes that do not fit.

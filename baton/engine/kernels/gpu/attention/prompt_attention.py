@@ -17,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import ON_CHIP
-from baton.engine.kernels.gpu.attention.items import Heads, check_cache, check_table, scale_pairs
+from baton.engine.kernels.gpu.attention.items import Heads
 from baton.engine.kernels.gpu.attention.kv_codes import codes_weights, unpacked
+from baton.engine.kernels.gpu.attention.launch import check_cache, check_table, scale_pairs
 from baton.engine.kernels.gpu.attention.prompt_items import (
     ITEM_BEGIN,
     ITEM_END,
@@ -194,8 +195,8 @@ def prompt_attention(
     lse: Tensor | None = None,
     kv_scales: Tensor | None = None,
 ) -> None:
-    """qkv [N, (heads + 2 kv heads) · dim], q rotated → out [>= N, heads · dim], of the items' rows alone,
-    where the items want them.
+    """Attends for rows of prompts: qkv [N, (heads + 2 kv heads) · dim], q rotated → out [>= N, heads · dim],
+    of the items' rows alone, where the items want them.
 
     `cache`: the cache group's tensor, of qkv's dtype (float32, bfloat16, float16) or of codes with their
     scales `kv_scales`, with every key and value in it that the items name; `layer` counts within the group.

@@ -1,4 +1,4 @@
-"""What prompt attention works on: the list of items, how a GPU cuts it, and the checks launchers share."""
+"""The items that prompt attention works on, how a GPU cuts it, and the checks launchers share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ ITEM_WIDTH = tl.constexpr(8)
 
 @dataclass(frozen=True, slots=True)
 class PromptTuning:
-    """`queries`: rows times heads of a group that a program takes; `tile`: keys of a pass of its loop."""
+    """Tiles of prompt attention. `queries`: rows times heads of a group that a program takes; `tile`: keys of
+    a pass of its loop."""
 
     queries: int = 128
     tile: int = 64
@@ -31,8 +32,8 @@ class PromptTuning:
 
     @classmethod
     def of(cls, heads: Heads, dtype: torch.dtype, rows: int) -> PromptTuning:
-        """Measured on an H100 (bf16, heads of 128): as large as registers allow, smaller where few rows would
-        leave much of the chip idle."""
+        """Tuning for `rows` rows, as measured on an H100 (bf16, heads of 128): as large as registers allow,
+        smaller where few rows would leave much of the chip idle."""
         if dtype == torch.float32:
             return cls(queries=16, tile=32, warps=4, stages=2)
         if heads.dim > 128:

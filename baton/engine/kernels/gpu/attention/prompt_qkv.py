@@ -1,5 +1,5 @@
-"""What becomes of the qkv product of prompt rows: q and k are normed (some families) and rotated where they
-are, and k and v go into the paged cache.
+"""Finishes the qkv product of prompt rows: q and k are normed (some families) and rotated in place, and k and
+v go into the paged cache.
 
 One node: a program does some rows of one head. Keys stay in the product too, since attention that needs no
 cached token reads them there. Where the cache holds codes, k and v in the product become what the codes stand
@@ -13,8 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import together
-from baton.engine.kernels.gpu.attention.items import Heads, check_cache, check_table, scale_pairs
+from baton.engine.kernels.gpu.attention.items import Heads
 from baton.engine.kernels.gpu.attention.kv_codes import codes_of, scales_of, stored, values_of
+from baton.engine.kernels.gpu.attention.launch import check_cache, check_table, scale_pairs
 
 _ROWS = 32
 
@@ -117,7 +118,8 @@ def prompt_qkv(
     norms: tuple[Tensor, Tensor] | None = None,
     kv_scales: Tensor | None = None,
 ) -> None:
-    """qkv [N, (heads + 2 kv heads) · dim]: q and k normed and rotated in place, k and v written to `cache`.
+    """Finishes the qkv product of prompt rows: qkv [N, (heads + 2 kv heads) · dim]: q and k normed and
+    rotated in place, k and v written to `cache`.
 
     `cache`: the cache group's tensor, of qkv's dtype, or of codes with their scales `kv_scales`: then k and v
     in qkv become what their codes stand for. `layer` counts within the group. `tables` [B, W] int32;

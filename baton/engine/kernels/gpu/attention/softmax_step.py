@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def softmax_step(scores, v, highest, total, attn_out):
-    """→ highest, total, attn_out, with a tile of scores [queries, keys] and values [keys, dim] in them.
+    """Adds a tile of scores [queries, keys] and values [keys, dim] → highest, total, attn_out with them.
 
     Scores are in powers of two, -inf where a row does not see a key. `highest` [queries]: the highest so far,
     -inf at first; `total` and `attn_out`: the sums of 2^(score - highest), and of values so weighted.
@@ -22,7 +22,8 @@ def softmax_step(scores, v, highest, total, attn_out):
 
 @triton.jit
 def softmax_weights(scores, highest):
-    """→ the highest scores of rows so far, what sums so far are multiplied by, and the tile's weights."""
+    """Weighs a tile's scores → the highest scores of rows so far, the factor for sums so far, and the tile's
+    weights."""
     higher = tl.maximum(highest, tl.max(scores, 1))
     # A tile may show a row nothing: then nothing is added.
     base = tl.where(higher == float("-inf"), 0.0, higher)

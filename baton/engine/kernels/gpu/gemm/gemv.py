@@ -122,8 +122,8 @@ def gemv(
     norm: Norm | None = None,
     tuning: GemvTuning = GemvTuning(),
 ) -> None:
-    """x [1, K], weight [N, K] (gated: [2 N, K]), out [1, N]; raises ValueError for other shapes, and for
-    codes without a scale a row."""
+    """Multiplies one row: x [1, K], weight [N, K] (gated: [2 N, K]), out [1, N]; raises ValueError for other
+    shapes, and for codes without a scale a row."""
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
     k = weight.shape[1]
     if tuple(x.shape) != (1, k) or tuple(out.shape) != (1, n):

@@ -166,7 +166,7 @@ def _int4_gemv(
 
 
 def int4_gemv_fits(weight_format: WeightFormat) -> bool:
-    """Whether the kernel is for this format: int4 by groups of 32 columns, or of a multiple of 64."""
+    """True if the kernel is for this format: int4 by groups of 32 columns, or of a multiple of 64."""
     group = weight_format.scale_columns
     return weight_format.codes == "int4" and (group in (0, 32) or group % _HALF_SPAN == 0)
 
@@ -180,8 +180,8 @@ def int4_gemv(
     norm: Norm | None,
     tuning: GemvTuning,
 ) -> None:
-    """x [1, K], weight [N, K] (gated: [2 N, K]) of a format that `int4_gemv_fits`, out [1, N]; raises
-    ValueError for others. `tuning.width`: columns, 128 at least."""
+    """Multiplies one row by int4: x [1, K], weight [N, K] (gated: [2 N, K]) of a format that
+    `int4_gemv_fits`, out [1, N]; raises ValueError for others. `tuning.width`: columns, 128 at least."""
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
     k, weight_format = weight.columns, weight.format
     if tuple(x.shape) != (1, k) or tuple(out.shape) != (1, n) or not int4_gemv_fits(weight_format):

@@ -76,7 +76,7 @@ def _span(codes, scales, zeros, x_rows, rows, start, sums, K, GROUPS, BN: tl.con
         low_k = inside + start
         high_k = low_k + _HALF_SPAN
         taken = tl.load(codes + (inside + start // 2)[None, :])
-        low_group = rows * GROUPS + (start + part * WIDTH) // GROUP
+        low_group = rows * GROUPS + tl.minimum((start + part * WIDTH) // GROUP, GROUPS - 1)
         high_group = rows * GROUPS + tl.minimum((start + part * WIDTH + _HALF_SPAN) // GROUP, GROUPS - 1)
         if HAS_ZEROS:
             low_zero = tl.load(zeros + low_group).to(tl.int8)[:, None]
@@ -139,7 +139,7 @@ def _int4_skinny(
 
 
 def int4_by_digits(weight_format: WeightFormat) -> bool:
-    """Whether the kernel is for this format: int4 by groups of 32 columns, or of a multiple of 64."""
+    """True if the kernel is for this format: int4 by groups of 32 columns, or of a multiple of 64."""
     group = weight_format.scale_columns
     return weight_format.codes == "int4" and (group in (0, 32) or group % (INT4_SPAN // 2) == 0)
 
@@ -154,9 +154,9 @@ def int4_linear(
     tuning: SkinnyTuning,
     space: SplitSpace | None = None,
 ) -> None:
-    """x as digits [2, M, K] int8 with scales [M], weight [N, K] (gated: [2 N, K]) of a format that
-    `int4_by_digits`, out [M, N], contiguous. With splits, `space` holds at least `split_space_needed`. Raises
-    ValueError for what does not fit; `tuning.width` is not used."""
+    """Multiplies digits by int4: x as digits [2, M, K] int8 with scales [M], weight [N, K] (gated: [2 N, K])
+    of a format that `int4_by_digits`, out [M, N], contiguous. With splits, `space` holds at least
+    `split_space_needed`. Raises ValueError for what does not fit; `tuning.width` is not used."""
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
     (_, m, k), weight_format = digits.shape, weight.format
     if (

@@ -28,7 +28,7 @@ _HALF_SPAN = tl.constexpr(INT4_SPAN // 2)
 
 
 @triton.jit
-def _span(codes, scales, zeros, x_rows, rows, start, sums, K, GROUPS,
+def add_int4_span(codes, scales, zeros, x_rows, rows, start, sums, K, GROUPS,
           GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Adds the products of 128 columns of int4 to `sums` [BN, BM]. `codes`: pointers to the rows' codes
     [BN, 1], `x_rows` to x [1, BM]; `rows`: the numbers of the rows [BN]."""
@@ -48,7 +48,7 @@ def _span(codes, scales, zeros, x_rows, rows, start, sums, K, GROUPS,
             low_group = 0
             high_group = 0
         else:
-            low_group = (start + part * WIDTH) // GROUP
+            low_group = tl.minimum((start + part * WIDTH) // GROUP, GROUPS - 1)
             high_group = tl.minimum((start + part * WIDTH + _HALF_SPAN) // GROUP, GROUPS - 1)
         if HAS_ZEROS:
             low_zero = tl.load(zeros + rows * GROUPS + low_group).to(tl.float32)[:, None]
@@ -74,10 +74,10 @@ def _span(codes, scales, zeros, x_rows, rows, start, sums, K, GROUPS,
 
 
 @triton.jit
-def _tile(codes, scales, x_rows, rows, start, sums, K, GROUPS, KIND: tl.constexpr,
+def add_code_tile(codes, scales, x_rows, rows, start, sums, K, GROUPS, KIND: tl.constexpr,
           BK: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
           DOT: tl.constexpr, X_CODES: tl.constexpr):  # fmt: skip
-    """`_span` of BK columns of fp8 or int8."""
+    """Adds the products of BK columns of fp8 or int8, like `add_int4_span`."""
     k = start + tl.arange(0, BK)
     if EVEN:
         w = tl.load(codes + k[None, :])
@@ -127,22 +127,22 @@ def _quantized_skinny(
     ups = tl.zeros((BN, BM), tl.int32 if BY_INTEGERS else tl.float32)
     for start in tl.range(begin, tl.minimum(begin + per_split, K), BK, num_stages=STAGES):
         if KIND == INT4:
-            sums = _span(
+            sums = add_int4_span(
                 w_rows, scales, zeros, x_rows, rows, start, sums, K, GROUPS, GROUP, HAS_ZEROS, EVEN, DOT
             )
         else:
-            sums = _tile(
+            sums = add_code_tile(
                 w_rows, scales, x_rows, rows, start, sums, K, GROUPS, KIND, BK, SCALE_ROWS, GROUP,
                 EVEN, DOT, X_CODES,
             )  # fmt: skip
         if EPILOGUE >= 2:
             u_rows = w_rows + N.to(tl.int64) * ROW_BYTES
             if KIND == INT4:
-                ups = _span(
+                ups = add_int4_span(
                     u_rows, scales, zeros, x_rows, up_rows, start, ups, K, GROUPS, GROUP, HAS_ZEROS, EVEN, DOT
                 )
             else:
-                ups = _tile(
+                ups = add_code_tile(
                     u_rows, scales, x_rows, up_rows, start, ups, K, GROUPS, KIND, BK, SCALE_ROWS,
                     GROUP, EVEN, DOT, X_CODES,
                 )  # fmt: skip
@@ -163,7 +163,7 @@ def _quantized_skinny(
 
 
 def fits(weight_format: WeightFormat, width: int) -> bool:
-    """Whether tiles of `width` columns are for this format."""
+    """True if tiles of `width` columns are for this format."""
     group = weight_format.scale_columns
     if weight_format.codes == "int4":
         return width == INT4_SPAN and (group in (0, 32) or group % (INT4_SPAN // 2) == 0)
@@ -180,7 +180,8 @@ def quantized_linear(
     space: SplitSpace | None = None,
     x_scales: Tensor | None = None,
 ) -> None:
-    """x [M, K], weight [N, K] (gated: [2 N, K]), out [M, N] of x's dtype, contiguous.
+    """Multiplies by a quantised weight: x [M, K], weight [N, K] (gated: [2 N, K]), out [M, N] of x's dtype,
+    contiguous.
 
     `tuning.width` is one that `fits` the format. With splits, `space` holds at least `split_space_needed`.
     `x_scales` [M] float32: x is codes, of the kind of the weight's. Raises ValueError for what does not fit.

@@ -109,7 +109,7 @@ def _row_codes(
 
 
 def row_codes_fit(weight_format: WeightFormat, width: int) -> bool:
-    """Whether tiles of `width` columns are for this format: fp8 or int8 whose scales are not of fewer
+    """True if tiles of `width` columns are for this format: fp8 or int8 whose scales are not of fewer
     columns."""
     return weight_format.codes in _MOST and (
         weight_format.scale_columns == 0 or weight_format.scale_columns % width == 0
@@ -126,7 +126,8 @@ def row_codes_linear(
     tuning: SkinnyTuning,
     space: SplitSpace | None = None,
 ) -> None:
-    """x [M, K], weight [N, K] (gated: [2 N, K]), out [M, N] of x's dtype, contiguous.
+    """Multiplies by a quantised weight, with x as codes: x [M, K], weight [N, K] (gated: [2 N, K]), out [M,
+    N] of x's dtype, contiguous.
 
     A norm is for products without splits, since each program needs whole rows. With splits, `space` holds at
     least `split_space_needed`. Raises ValueError for what does not fit.

@@ -198,7 +198,7 @@ def skinny_linear(
     tuning: SkinnyTuning = SkinnyTuning(),
     space: SplitSpace | None = None,
 ) -> None:
-    """x [M, K], weight [N, K] (SWIGLU: [2 N, K]), out [M, N], of one dtype, contiguous.
+    """Multiplies few rows: x [M, K], weight [N, K] (SWIGLU: [2 N, K]), out [M, N], of one dtype, contiguous.
 
     With splits, `space` holds at least `split_space_needed`. Raises ValueError for what does not fit.
     """

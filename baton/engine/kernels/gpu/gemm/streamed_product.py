@@ -55,7 +55,7 @@ class StreamedTuning:
 
     @property
     def can_copy(self) -> bool:
-        """Whether a block's threads can copy x, whose rows are a multiple of eight: a thread all even rows or
+        """True if a block's threads can copy x, whose rows are a multiple of eight: a thread all even rows or
         all odd ones."""
         copied_rows, rest = divmod(32 * self.row_warps, self.pieces * _PIECE // 8)
         return self.rows % 8 == 0 and rest == 0 and (copied_rows % 2 == 0 or copied_rows >= self.rows)
@@ -69,7 +69,7 @@ class StreamedTuning:
 
 
 def streamed_fits(weight: Weight, activations: torch.dtype) -> TypeGuard[QuantizedWeight]:
-    """Whether the kernel is for x of this dtype, which is bfloat16, times this weight: codes of int4 with
+    """True if the kernel is for x of this dtype, which is bfloat16, times this weight: codes of int4 with
     scales of rows, or of groups of columns that are whole pieces. Rows of W are a multiple of 32."""
     if activations is not torch.bfloat16 or not isinstance(weight, QuantizedWeight):
         return False
@@ -101,8 +101,8 @@ def streamed_product(
     tuning: StreamedTuning,
     space: SplitSpace | None = None,
 ) -> None:
-    """x [M, K] bfloat16, weight [N, K] int4 (gated: [2 N, K]) that `streamed_fits`, out [M, N] bfloat16, all
-    contiguous.
+    """Multiplies few rows by int4, which is streamed: x [M, K] bfloat16, weight [N, K] int4 (gated: [2 N, K])
+    that `streamed_fits`, out [M, N] bfloat16, all contiguous.
 
     With splits, `space` holds at least `streamed_space_needed`; products that share a space follow one
     another on one stream. `out` may be what the preceding kernel reads or writes, not so the weights. Raises
@@ -122,7 +122,7 @@ def streamed_product(
     elements, tiles = streamed_space_needed(m, n, tuning, epilogue)
     if tiles and (space is None or not space.holds(elements, tiles)):
         raise ValueError(f"{tuning.splits} splits need a space of {elements} elements and {tiles} tiles")
-    function = _function(tuning, epilogue, weight.format, bias is not None, x.device.index)
+    function = streamed_function(tuning, epilogue, weight.format, bias is not None, x.device.index)
     function.launch(
         _blocks(m, n, tuning) * tuning.splits,
         32 * tuning.row_warps * tuning.depth_warps,
@@ -136,7 +136,7 @@ def streamed_product(
 
 
 @cache
-def _function(
+def streamed_function(
     tuning: StreamedTuning, epilogue: Epilogue, weight_format: WeightFormat, bias: bool, device: int
 ) -> CudaFunction:
     code = cached_source(streamed_source(tuning, epilogue, weight_format, bias), "sm_90a")

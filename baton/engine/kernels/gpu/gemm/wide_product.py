@@ -71,7 +71,7 @@ class WideTuning:
 
 
 def runs_here() -> bool:
-    """Whether the current device is one that it is for, and can be compiled for."""
+    """True if the current device is of the kind that the kernel is for, and the kernel can be compiled."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) and can_compile()
 
 
@@ -91,7 +91,8 @@ def wide_product(
     tuning: WideTuning = WideTuning(),
     space: SplitSpace | None = None,
 ) -> None:
-    """x [M, K], weight [N, K] (SWIGLU: [2 N, K]), out [M, N], all bfloat16 or all float16, contiguous.
+    """Multiplies many rows: x [M, K], weight [N, K] (SWIGLU: [2 N, K]), out [M, N], all bfloat16 or all
+    float16, contiguous.
 
     K is a multiple of 8, N is even. With splits, `space` holds at least `wide_space_needed`; products that
     share a space follow one another on one stream. The kernel may begin before the one in front of it has
@@ -119,7 +120,7 @@ def wide_product(
 
 
 def _units(m: int, n: int, tuning: WideTuning) -> int:
-    """Tiles of 256 rows."""
+    """Number of tiles of 256 rows."""
     return -(-n // tuning.columns) * -(-m // (2 * _ROWS))
 
 

@@ -38,11 +38,18 @@ _STOPS = tl.constexpr(MAX_STOP_IDS)
 
 
 @triton.jit
-def _penalized(logits, at, there, slot, features, records, in_prompt, in_output, masks, VOCAB: tl.constexpr):
-    """logits float64 of the tokens `at` of a slot's row, after penalties and mask."""
+def _penalized(
+    logits, at, there, slot, features, records, in_prompt, in_output, masks, drafts, depth,
+    VOCAB: tl.constexpr, DRAFTS: tl.constexpr,
+):  # fmt: skip
+    """logits float64 of the tokens `at` of a slot's row, after penalties and mask. DRAFTS: the row's token
+    `drafts[0]` and those of the rows before it are drafts, `depth` in all, which are in its output."""
     if features & PENALIZED:
         place = slot.to(tl.int64) * VOCAB + at
         count = tl.load(in_output + place, mask=there, other=0)
+        if DRAFTS:
+            for before in range(0, depth):
+                count += (at == tl.load(drafts - before)).to(tl.int32)
         seen = (count > 0) | (tl.load(in_prompt + place, mask=there, other=0).to(tl.int32) != 0)
         factor = float_of(records, slot, REPETITION).to(tl.float64)
         logits = tl.where(seen, tl.where(logits > 0, logits / factor, logits * factor), logits)
@@ -79,6 +86,8 @@ def _edit(
     row_slot,
     row_position,
     row_place,
+    row_token,
+    row_depth,
     bias_ids,
     bias_values,
     in_prompt,
@@ -89,6 +98,7 @@ def _edit(
     BLOCK: tl.constexpr,
     BIASES: tl.constexpr,
     BIASES_POWER: tl.constexpr,
+    DRAFTS: tl.constexpr,
 ):
     row = tl.program_id(0)
     chunk = tl.program_id(1)
@@ -99,12 +109,17 @@ def _edit(
     first = chunk * CHUNK
     behind = tl.minimum(first + CHUNK, VOCAB)
     is_edited = (features & EDITED) != 0
+    drafts = row_token + row
+    depth = tl.load(row_depth + row) if DRAFTS else 0
     if draws & is_edited:
         for start in range(0, CHUNK, BLOCK):
             at = first + start + tl.arange(0, BLOCK)
             there = at < VOCAB
             raw = tl.load(logits + mine + at, mask=there, other=float("-inf")).to(tl.float64)
-            left = _penalized(raw, at, there, slot, features, records, in_prompt, in_output, masks, VOCAB)
+            left = _penalized(
+                raw, at, there, slot, features, records, in_prompt, in_output, masks, drafts, depth,
+                VOCAB, DRAFTS,
+            )  # fmt: skip
             tl.store(edited + mine + at, left.to(tl.float32), mask=there)
         together()
         if features & BIASED:
@@ -115,7 +130,10 @@ def _edit(
             # An unused place is id 0, value 0.
             there = (bias != 0) & (at >= first) & (at < behind)
             raw = tl.load(logits + mine + at, mask=there, other=0.0).to(tl.float64) + bias.to(tl.float64)
-            left = _penalized(raw, at, there, slot, features, records, in_prompt, in_output, masks, VOCAB)
+            left = _penalized(
+                raw, at, there, slot, features, records, in_prompt, in_output, masks, drafts, depth,
+                VOCAB, DRAFTS,
+            )  # fmt: skip
             tl.store(edited + mine + at, left.to(tl.float32), mask=there)
             together()
         early = tl.load(row_position + row) + 1 < int_of(records, slot, STOPS_FROM)
@@ -134,8 +152,8 @@ def _edit(
 
 @dataclass(frozen=True, slots=True)
 class EditInputs:
-    """What the slots' requests change: `bias_ids` [slots, n] int64 and `bias_values` float32, `in_prompt`
-    [slots, V] bool, `in_output` int32, `masks` [slots, V / 32 rounded up] int32."""
+    """Logit edits that the slots' requests ask for: `bias_ids` [slots, n] int64 and `bias_values` float32,
+    `in_prompt` [slots, V] bool, `in_output` int32, `masks` [slots, V / 32 rounded up] int32."""
 
     bias_ids: Tensor
     bias_values: Tensor
@@ -153,12 +171,14 @@ def edit_logits(
     records: Tensor,
     inputs: EditInputs,
     chunk: int,
+    drafts: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """logits [R, V] → edited [R, V] float32, only of rows whose requests edit; and for rows with filters,
     peaks and lows [R, chunks] float32, the largest and least finite number of each chunk.
 
-    `rows`: slot, position and place of each, [R] int32; records [slots, 32] int32. Raises ValueError where
-    a slot's arrays are of another vocabulary.
+    `rows`: slot, position and place of each, [R] int32; records [slots, 32] int32. `drafts`: token and depth
+    of each row, [R] int32, where slots have several rows (`RowArrays`): to penalties the tokens of a slot's
+    rows from depth 1 on are output. Raises ValueError where a slot's arrays are of another vocabulary.
     """
     vocab = logits.shape[1]
     if inputs.in_output.shape[1] != vocab or inputs.masks.shape[1] != -(-vocab // 32):
@@ -171,6 +191,7 @@ def edit_logits(
         lows,
         records,
         *rows,
+        *(drafts or (rows[0], rows[0])),
         inputs.bias_ids,
         inputs.bias_values,
         inputs.in_prompt,
@@ -181,5 +202,6 @@ def edit_logits(
         BLOCK=min(chunk, 2048),
         BIASES=biases,
         BIASES_POWER=triton.next_power_of_2(biases),
+        DRAFTS=drafts is not None,
         num_warps=8,
     )

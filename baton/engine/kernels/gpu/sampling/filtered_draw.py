@@ -1,8 +1,7 @@
 """The draw among what edits and filters have left: the largest of (logit / temperature + Gumbel noise).
 
 As `sample_simple`, with the same noise; but noise is long code, so a program computes it only for those quads
-of tokens that have one to keep, which it lists first; with top-k the search for the threshold has. The row's
-token is counted where its request penalises repetition.
+of tokens that have one to keep, which it lists first; with top-k the search for the threshold has.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from baton.engine.kernels.gpu.sampling.sampler_rows import (
     EDITED,
     FEATURES,
     FILTERED,
-    PENALIZED,
     TEMPERATURE,
     float_of,
     int_of,
@@ -110,23 +108,14 @@ def _draw(
 
 
 @triton.jit
-def _finalize(
-    best, best_at, row_drawn, records, row_slot, row_place, in_output, VOCAB: tl.constexpr,
-    CHUNKS: tl.constexpr, POWER: tl.constexpr,
-):  # fmt: skip
+def _finalize(best, best_at, row_drawn, row_place, CHUNKS: tl.constexpr, POWER: tl.constexpr):
     row = tl.program_id(0)
     if tl.load(row_place + row) >= 0:
-        slot = tl.load(row_slot + row)
-        token = best_of(best, best_at, row, CHUNKS, POWER)
-        tl.store(row_drawn + row, token)
-        if int_of(records, slot, FEATURES) & PENALIZED:
-            count = in_output + slot.to(tl.int64) * VOCAB + token
-            tl.store(count, tl.load(count) + 1)
+        tl.store(row_drawn + row, best_of(best, best_at, row, CHUNKS, POWER))
 
 
 def draw_filtered(
     row_drawn: Tensor,
-    in_output: Tensor,
     logits: Tensor,
     edited: Tensor,
     space: SearchSpace,
@@ -135,8 +124,7 @@ def draw_filtered(
     places: tuple[Tensor, Tensor],
     chunk: int,
 ) -> None:
-    """logits [R, V], edited, and what `find_thresholds` found → row_drawn [R] int32, counted in in_output
-    [slots, V] int32.
+    """logits [R, V], edited, and what `find_thresholds` found → row_drawn [R] int32.
 
     `rows`: slot, position (of the token read) and place of each, [R] int32; records [slots, 32] int32;
     `places` as `sample_places` makes them. Raises ValueError where they are of another vocabulary.
@@ -150,6 +138,5 @@ def draw_filtered(
         VOCAB=vocab, CHUNK=chunk, CHUNKS=chunks, TILE=_TILE, num_warps=8,
     )  # fmt: skip
     _finalize[(count,)](
-        *places, row_drawn, records, rows[0], rows[2], in_output,
-        VOCAB=vocab, CHUNKS=chunks, POWER=triton.next_power_of_2(chunks), num_warps=1,
-    )  # fmt: skip
+        *places, row_drawn, rows[2], CHUNKS=chunks, POWER=triton.next_power_of_2(chunks), num_warps=1
+    )

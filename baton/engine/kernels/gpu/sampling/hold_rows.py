@@ -1,7 +1,7 @@
-"""Which rows draw in this step: one whose request uses masks waits for the mask of that very token.
+"""Decides which rows draw in a step: one whose request uses masks waits for the mask of that very token.
 
-The only kernel that reads the masks' tags, so that whatever the host writes meanwhile, all that follow see
-one decision; and a kernel of its own, so that they see every bit of a mask whose tag it has seen.
+The only kernel that reads the masks' tags, so that all that follow see one decision, whatever the host writes
+meanwhile; and a kernel of its own, so that they see every bit of a mask whose tag it has seen.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def hold_rows(
     control: Tensor,
     clocks: Tensor,
 ) -> None:
-    """row_slot, row_position [R] int32 (of the token read), records [slots, 32] int32, tags [slots] int64
-    (`SlotMasks`) → row_place [R] int32: the row's place among those that draw, negative where it waits."""
+    """Numbers the rows that draw: row_slot, row_position [R] int32 (of the token read), records [slots, 32]
+    int32, tags [slots] int64 (`SlotMasks`) → row_place [R] int32: the row's place among those that draw,
+    negative where it waits."""
     _hold[(1,)](
         control, clocks, records, tags, row_slot, row_position, row_place,
         POWER=triton.next_power_of_2(row_place.shape[0]), num_warps=4,

@@ -127,7 +127,7 @@ def _reduce(best, best_at, row_drawn, CHUNKS: tl.constexpr, CHUNKS_POWER: tl.con
 
 
 def sample_places(rows: int, vocab: int, device: torch.device, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
-    """Where the chunks' bests stand: values and indices [rows, chunks]."""
+    """Allocates the scratch for each chunk's best: values and indices [rows, chunks]."""
     shape = rows, triton.cdiv(vocab, chunk)
     return (
         torch.zeros(shape, dtype=torch.float64, device=device),

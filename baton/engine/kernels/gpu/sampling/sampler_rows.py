@@ -1,4 +1,4 @@
-"""What the kernels of the full sampler have in common: how they read a slot's record and a row's logits.
+"""Functions that the kernels of the full sampler share: how they read a slot's record and a row's logits.
 
 A row's logits are its raw ones, in whatever dtype the head gives, or, where its request edits them, float32
 numbers that `edit_logits` has left beside them. A row that is held (`row_place` negative) is no kernel's
@@ -56,7 +56,7 @@ def seed_of(records, slot):
 
 @triton.jit
 def limits_of(records, slot, row_place, row, VOCAB: tl.constexpr):
-    """Whether a row's draw is limited by top-k, and whether by top-p; by neither where it draws nothing."""
+    """Two flags of a row's draw: limited by top-k, and limited by top-p; neither if it draws nothing."""
     draws = (tl.load(row_place + row) >= 0) & ((int_of(records, slot, FEATURES) & FILTERED) != 0)
     top_k = int_of(records, slot, TOP_K)
     return draws & (top_k > 0) & (top_k < VOCAB), draws & (float_of(records, slot, TOP_P) < 1)

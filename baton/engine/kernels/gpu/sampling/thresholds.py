@@ -314,9 +314,9 @@ def _search_candidates(
 
 
 class SearchSpace:
-    """What a search leaves between its kernels, for up to R rows, and what it finds: `cuts` [R] float32,
-    the least logit kept, and `floors` [R] float64, the least (logit / temperature) that min-p keeps. Of
-    rows with top-k, `quads` and `counts` list wherever a token was kept."""
+    """Scratch and results of a threshold search, for up to R rows: it finds `cuts` [R] float32, the least
+    logit kept, and `floors` [R] float64, the least (logit / temperature) that min-p keeps. Of rows with
+    top-k, `quads` and `counts` list wherever a token was kept."""
 
     def __init__(self, rows: int, vocab: int, chunk: int, device: torch.device) -> None:
         chunks = triton.cdiv(vocab, chunk)

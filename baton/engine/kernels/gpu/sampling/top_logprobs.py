@@ -90,8 +90,8 @@ def _write_records(
 
 
 class BestPlaces:
-    """For each chunk of each row: its largest logit, the sum of exponentials relative to it, and its best
-    tokens, packed."""
+    """Scratch with the largest logit of each chunk of each row, the sum of exponentials relative to it, and
+    the chunk's best tokens, packed."""
 
     def __init__(self, rows: int, vocab: int, chunk: int, device: torch.device) -> None:
         shape = rows, triton.cdiv(vocab, chunk)

@@ -1,4 +1,3 @@
-"""What a decode step does besides the model: mailbox, plan, output ring; and the row operations between
+"""The parts of a decode step besides the model: mailbox, plan, output ring; and the row operations between
 products. Imported by `decode`, `prefill` and `forward`, and by the kernels of `sampling`; imports those of
-`attention` and `gemm`.
-"""
+`attention` and `gemm`."""

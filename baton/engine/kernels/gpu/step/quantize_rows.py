@@ -113,16 +113,17 @@ def _scale(
 
 
 def quantize_rows(codes: Tensor, scales: Tensor, x: Tensor, norm: Norm | None = None) -> None:
-    """x [R, W], normed first where there is a norm → codes [R, W] e4m3 or int8, scales [R] float32; all
-    contiguous. Raises ValueError for what does not fit."""
+    """Quantises rows: x [R, W], normed first where there is a norm → codes [R, W] e4m3 or int8, scales [R]
+    float32; all contiguous. Raises ValueError for what does not fit."""
     if codes.shape != x.shape:
         raise ValueError(f"codes {tuple(codes.shape)} of {tuple(x.shape)}")
     _launch(codes, scales, x, norm, _MOST[codes.dtype], digits=False)
 
 
 def quantize_digits(digits: Tensor, scales: Tensor, x: Tensor, norm: Norm | None = None) -> None:
-    """x [R, W], normed first where there is a norm → digits [2, R, W] int8, the high ones first, and scales
-    [R] float32: x = scale · (128 · high + low). Raises ValueError for what does not fit."""
+    """Quantises rows to two digits: x [R, W], normed first where there is a norm → digits [2, R, W] int8, the
+    high ones first, and scales [R] float32: x = scale · (128 · high + low). Raises ValueError for what does
+    not fit."""
     if digits.shape != (2, *x.shape) or digits.dtype != torch.int8:
         raise ValueError(f"digits {tuple(digits.shape)} of {tuple(x.shape)}")
     _launch(digits, scales, x, norm, _MOST_DIGITS, digits=True)
@@ -156,7 +157,8 @@ def quantize_gated_rows(
     epilogue: Epilogue,
     operand_scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """gate_up [R, 2 W], gate in the left half → codes [R, W] and scales [R] of the gated activation.
+    """Activates and quantises rows: gate_up [R, 2 W], gate in the left half → codes [R, W] and scales [R] of
+    the gated activation.
 
     `operand_scales`: gate_up is sums of codes, to be multiplied by those of its rows [R] and columns
     [2 W, 1].

@@ -64,8 +64,8 @@ def embed(
     rope_scale: float,
     scale: float = 1.0,
 ) -> None:
-    """token, position [R] int32 → hidden [R, W] rows of embedding [V, W] times `scale`, and cos, sin [R, dim
-    / 2].
+    """Embeds tokens: token, position [R] int32 → hidden [R, W] rows of embedding [V, W] times `scale`, and
+    cos, sin [R, dim / 2].
 
     A token of -1 is padding: a row of zeros. frequencies [dim / 2] float32, radians a position.
     """
@@ -91,7 +91,8 @@ def embed(
 
 
 def rotary_rows(rotary: tuple[Tensor, Tensor], position: Tensor, frequencies: Tensor, scale: float) -> None:
-    """position [R] int32 → cos, sin [R, dim / 2] of the angles, times `scale`; as `embed` computes them."""
+    """Computes rotary tables: position [R] int32 → cos, sin [R, dim / 2] of the angles, times `scale`; as
+    `embed` computes them."""
     rows, half = rotary[0].shape
     if frequencies.shape[0] != half or position.shape[0] < rows:
         raise ValueError("positions, frequencies and rotary tables do not fit")
@@ -125,7 +126,8 @@ def _norm(x, gain, out, eps, WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr, ADD
 
 
 def norm_rows(out: Tensor, x: Tensor, norm: Norm, *, adds: bool = False) -> None:
-    """x, out [R, W] → RMSNorm of each row, rounded as the reference rounds. `adds`: to what `out` holds."""
+    """Norms rows: x, out [R, W] → RMSNorm of each row, rounded as the reference rounds. `adds`: to what `out`
+    holds."""
     gain = norm.gain
     if x.shape != out.shape or gain.shape[0] != x.shape[1]:
         raise ValueError(
@@ -155,7 +157,7 @@ def _gated(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EPILOGUE: tl.
 
 
 def gated_rows(out: Tensor, gate_up: Tensor, epilogue: Epilogue) -> None:
-    """gate_up [R, 2 I], gate in the left half → out [R, I] by SWIGLU or GEGLU."""
+    """Activates gated rows: gate_up [R, 2 I], gate in the left half → out [R, I] by SWIGLU or GEGLU."""
     rows, width = out.shape
     if tuple(gate_up.shape) != (rows, 2 * width):
         raise ValueError(f"gate_up {tuple(gate_up.shape)} does not fit out {tuple(out.shape)}")

@@ -1,4 +1,5 @@
-"""What a step does besides the model, as kernels of one program each: fetch, begin, finish.
+"""The parts of a step besides the model, as kernels of one program each: fetch and begin here, `finish`
+beside.
 
     fetch    host's mailbox → inbox on the GPU, beside the sampler of the step before (it takes 4 µs)
     begin    inbox → slots; slots → rows; or nothing at all, where the ring has no room
@@ -17,7 +18,7 @@ import triton.language as tl
 from baton.device.ptx import clock_ns, fence_system, together
 from baton.engine.kernels.gpu.attention.items import item_span
 from baton.engine.shared_memory.logprob_records import MAX_LOGPROBS
-from baton.engine.shared_memory.mailbox import ENTRY, MAX_STOP_IDS, EntryKind, Feature, field_offset
+from baton.engine.shared_memory.mailbox import ENTRY, EntryKind, Feature, field_offset
 from baton.engine.shared_memory.output_ring import LAPS, Finish
 
 # Places in `control`.
@@ -34,7 +35,7 @@ REPLAYS = tl.constexpr(9)
 TOKENS = tl.constexpr(10)
 ROWS = tl.constexpr(11)  # rows of this step
 RAN = tl.constexpr(12)  # whether this step has room
-TURN = tl.constexpr(13)  # the slot whose row comes first: the first that the last step held for want of items
+TURN = tl.constexpr(13)  # the slot whose row comes first: the first that the last step held without items
 CONTROL_WORDS = 16
 
 # Places in `header`, the ring's counters in host memory: each in a cache line of its own, in 8-byte words.
@@ -58,24 +59,19 @@ INBOX_ENTRIES = 16
 
 _FROM_STEP = tl.constexpr(field_offset("from_step") // 4)
 _KIND = tl.constexpr(field_offset("kind") // 4)
+# The word has the request's most drafts above the kind.
+_KIND_BITS = tl.constexpr(0xFFFF)
 _SLOT = tl.constexpr(field_offset("slot") // 4)
 _GENERATION = tl.constexpr(field_offset("generation") // 4)
 _FEATURES = tl.constexpr(field_offset("features") // 4)
 _LAST_TOKEN = tl.constexpr(field_offset("last_token") // 4)
 _POSITION = tl.constexpr(field_offset("position") // 4)
-_END = tl.constexpr(field_offset("end") // 4)
 _CAPACITY = tl.constexpr(field_offset("capacity") // 4)
-_STOP_IDS = tl.constexpr(field_offset("stop_ids") // 4)
-_STOPS = tl.constexpr(MAX_STOP_IDS)
-_STOPS_FROM = tl.constexpr(field_offset("stops_from") // 4)
 _LOGPROBS = tl.constexpr(int(Feature.LOGPROBS))
-_MIN_TOKENS = tl.constexpr(int(Feature.MIN_TOKENS))
 _MAX_LOGPROBS = tl.constexpr(MAX_LOGPROBS)
 _ADMIT = tl.constexpr(int(EntryKind.ADMIT))
 _EXTEND = tl.constexpr(int(EntryKind.EXTEND))
 _PREEMPT = tl.constexpr(int(EntryKind.PREEMPT))
-_STOP = tl.constexpr(int(Finish.STOP))
-_LENGTH = tl.constexpr(int(Finish.LENGTH))
 _CANCELLED = tl.constexpr(int(Finish.CANCELLED))
 _PREEMPTED = tl.constexpr(int(Finish.PREEMPTED))
 _LAPS = tl.constexpr(LAPS)
@@ -88,7 +84,7 @@ assert max(Feature).bit_length() <= STATUS_APPLIED.value - STATUS_FEATURES.value
 
 
 @triton.jit
-def _word(position, token, slot, generation, finish, CAPACITY: tl.constexpr):
+def ring_word(position, token, slot, generation, finish, CAPACITY: tl.constexpr):
     """`baton.engine.shared_memory.output_ring`'s word for a ring position."""
     lap = (position // CAPACITY) % _LAPS + 1
     low = token.to(tl.int64) | (slot.to(tl.int64) << 24) | (generation.to(tl.int64) << 36)
@@ -97,7 +93,8 @@ def _word(position, token, slot, generation, finish, CAPACITY: tl.constexpr):
 
 @triton.jit
 def fetch(control, header, mailbox_words, mailbox_laps, inbox, ENTRIES: tl.constexpr, CAPACITY: tl.constexpr):
-    """`mailbox_words` int32 and `mailbox_laps` int64 are the same entries in host memory."""
+    """Copies the mailbox's entries to the inbox; `mailbox_words` int32 and `mailbox_laps` int64 are the same
+    entries in host memory."""
     tl.store(control + TAIL, tl.load(header + TAIL_LINE, volatile=True))
     if tl.load(control + WAITING) == 0:
         fetched = tl.load(control + FETCHED)
@@ -162,10 +159,10 @@ def begin(
     TILE: tl.constexpr,
     FIXED: tl.constexpr,
 ):
-    """`bucket`: rows that this graph has; WORDS: of the ring, that a step may write; `can`: features of its
-    sampler. ROWS_POWER: a power of two, no less than the rows of the largest bucket. `words` are the ring's,
-    `records` the slots' as int32; `logprobs` the ring's records as int32, of TOP alternatives each (0: none),
-    and `last_records` the slots' own of the tokens they are admitted with.
+    """Begins a step. `bucket`: rows that this graph has; WORDS: of the ring, that a step may write; `can`:
+    features of its sampler. ROWS_POWER: a power of two, no less than the rows of the largest bucket. `words`
+    are the ring's, `records` the slots' as int32; `logprobs` the ring's records as int32, of TOP alternatives
+    each (0: none), and `last_records` the slots' own of the tokens they are admitted with.
 
     Applies no entry that this graph has no room for, or whose features its sampler lacks: a later graph
     does, and takes what stands behind it as well.
@@ -194,7 +191,7 @@ def begin(
         entry = inbox + taken * RECORD_WORDS
         slot = tl.load(entry + _SLOT)
         generation = tl.load(entry + _GENERATION)
-        kind = tl.load(entry + _KIND)
+        kind = tl.load(entry + _KIND) & _KIND_BITS
         admits = kind == _ADMIT
         extends = kind == _EXTEND
         due = tl.load(entry + _FROM_STEP).to(tl.int64) <= steps
@@ -215,7 +212,9 @@ def begin(
             if takes & admits & ((tl.load(entry + _FEATURES) & _LOGPROBS) != 0):
                 last = last_records + slot * (2 + 2 * _MAX_LOGPROBS)
                 _write_record(logprobs, last, head, CAPACITY, TOP, RECORD_POWER)
-        tl.store(words + head % CAPACITY, _word(head, token, slot, generation, finish, CAPACITY), mask=emits)
+        tl.store(
+            words + head % CAPACITY, ring_word(head, token, slot, generation, finish, CAPACITY), mask=emits
+        )
         head += emits.to(tl.int64)
         running += tl.where(emits, tl.where(admits, 1, -1), 0)
         taken += takes.to(tl.int64)
@@ -264,91 +263,3 @@ def begin(
     tl.store(control + RAN, ran.to(tl.int64))
     tl.store(control + HELD, tl.load(control + HELD) + tl.sum(held.to(tl.int64), 0))
     tl.store(control + FULL, tl.load(control + FULL) + tl.where(ran, 0, 1))
-
-
-@triton.jit
-def _either(a, b):
-    return a | b
-
-
-@triton.jit
-def finish(
-    control,
-    clocks,
-    header,
-    mailbox_tail,
-    words,
-    positions,
-    active,
-    records,
-    row_slot,
-    row_position,
-    row_place,
-    row_drawn,
-    SLOTS: tl.constexpr,
-    ROWS_POWER: tl.constexpr,
-    CAPACITY: tl.constexpr,
-):
-    """`row_drawn` int32: the rows' tokens, `row_place` int32 the places of their words behind the head;
-    negative: the row is held. `positions` int64: `SlotPositions`' words. These and the ring's are written
-    first, then the counters, and last the status: who has read it sees all that was written before."""
-    row = tl.arange(0, ROWS_POWER)
-    rows = tl.load(control + ROWS)
-    row_at = tl.load(row_place + row, mask=row < rows, other=-1)
-    there = row_at >= 0
-    count = tl.sum(there.to(tl.int64), 0)
-    slot = tl.load(row_slot + row, mask=there, other=0)
-    token = tl.load(row_drawn + row, mask=there, other=0)
-    position = tl.load(row_position + row, mask=there, other=0)
-    mine = records + slot * RECORD_WORDS
-    stopped = row < 0
-    for stop in tl.static_range(_STOPS):
-        stopped = stopped | (tl.load(mine + _STOP_IDS + stop, mask=there, other=-1) == token)
-    # Sequence length after this token is position + 2: indices 0 .. position + 1.
-    full = position + 2 >= tl.load(mine + _END, mask=there, other=0)
-    why = tl.where(stopped, _STOP, tl.where(full, _LENGTH, 0))
-    generation = tl.load(mine + _GENERATION, mask=there, other=0)
-    head = tl.load(control + HEAD)
-    place = head + row_at
-    fence_system()  # records of logprobs, written before, are seen before their words
-    tl.store(words + place % CAPACITY, _word(place, token, slot, generation, why, CAPACITY), mask=there)
-    tl.store(positions + slot, (generation.to(tl.int64) << 32) | (position + 1), mask=there)
-    tl.store(mine + _LAST_TOKEN, token, mask=there)
-    tl.store(mine + _POSITION, position + 1, mask=there)
-    tl.store(active + slot, why == 0, mask=there)
-    # From the token on at which stop ids count, the row no longer wants the full sampler for them.
-    features = tl.load(mine + _FEATURES, mask=there, other=0)
-    counts_next = position + 2 >= tl.load(mine + _STOPS_FROM, mask=there, other=0)
-    tl.store(mine + _FEATURES, features & ~_MIN_TOKENS, mask=there & counts_next)
-    together()
-
-    head += count
-    steps = tl.load(control + STEPS) + tl.load(control + RAN)
-    tokens = tl.load(control + TOKENS) + count
-    replays = tl.load(control + REPLAYS) + 1
-    applied = tl.load(control + APPLIED)
-    tl.store(control + HEAD, head)
-    tl.store(control + STEPS, steps)
-    tl.store(control + TOKENS, tokens)
-    tl.store(control + REPLAYS, replays)
-    slots = tl.arange(0, ROWS_POWER)
-    in_slots = slots < SLOTS
-    is_active = tl.load(active + slots, mask=in_slots, other=0).to(tl.int32) != 0
-    features = tl.load(records + slots * RECORD_WORDS + _FEATURES, mask=in_slots, other=0)
-    used = tl.reduce(tl.where(is_active, features, 0), 0, _either)
-    status = tl.sum(is_active.to(tl.int64), 0) | (used.to(tl.int64) << STATUS_FEATURES)
-    status = status | ((applied & STATUS_COUNT_MASK) << STATUS_APPLIED)
-    status = status | ((replays & STATUS_COUNT_MASK) << STATUS_REPLAYS)
-    tl.store(mailbox_tail, applied)
-    tl.store(header + STEPS_LINE, steps)
-    tl.store(header + FULL_LINE, tl.load(control + FULL))
-    tl.store(header + HELD_LINE, tl.load(control + HELD))
-    tl.store(header + TOKENS_LINE, tokens)
-    tl.store(header + HEAD_LINE, head)
-    tl.store(header + ROWS_LINE, tl.where(tl.load(control + RAN) != 0, count, -1))
-    fence_system()
-    tl.store(header + STATUS_LINE, status)
-    line = clocks + ((replays - 1) % CLOCK_LINES) * CLOCK_WIDTH
-    tl.store(line + 3, rows)
-    together()
-    tl.store(line + 2, clock_ns())

@@ -26,7 +26,8 @@ from baton.engine.kernels.reference.row_ops import gated
 from baton.engine.kernels.weight_format import WeightFormat
 from baton.engine.model.layers.linear import Linear, Product
 from baton.engine.model.quantization.quantize import quantize
-from tests.engine.kernels.gpu.gemm.host.function import COMPILER, HostFunction
+from tests.engine.kernels.gpu.gemm.host.function import HostFunction
+from tests.support.host_kernels import needs_compiler
 
 BF16 = torch.bfloat16
 PLAIN, RESIDUAL, SWIGLU, GEGLU = Epilogue
@@ -85,9 +86,11 @@ def check(case: Case, device: str) -> None:
         assert not space.arrived.any()
 
 
-@pytest.mark.skipif(COMPILER is None, reason="no g++")
-@pytest.mark.parametrize(("number", "case"), list(enumerate(SMALL)), ids=map(name_of, SMALL))
-def test_on_the_host(number: int, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_compiler
+@pytest.mark.parametrize(
+    "number", [1, 2, 3, *(pytest.param(number, marks=pytest.mark.slow) for number in (0, 4))]
+)
+def test_on_the_host(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In either order of blocks, and with copies that come early and late."""
 
     def function(
@@ -101,8 +104,8 @@ def test_on_the_host(number: int, case: Case, tmp_path: Path, monkeypatch: pytes
         nbytes = tuning.shared_bytes(epilogue)
         return HostFunction(source, tmp_path, nbytes, late=number % 3 > 0, turned=number % 2 > 0)
 
-    monkeypatch.setattr(module, "_function", function)
-    check(case, "cpu")
+    monkeypatch.setattr(module, "streamed_function", function)
+    check(SMALL[number], "cpu")
 
 
 @pytest.mark.gpu
@@ -167,6 +170,6 @@ def test_a_weight_that_it_is_not_for_is_the_librarys() -> None:
 @pytest.mark.gpu
 def test_a_function_is_compiled_once() -> None:
     arguments = (StreamedTuning(), PLAIN, INT4, False, 0)
-    function = module._function(*arguments)
+    function = module.streamed_function(*arguments)
     assert isinstance(function, CudaFunction)
-    assert module._function(*arguments) is function
+    assert module.streamed_function(*arguments) is function

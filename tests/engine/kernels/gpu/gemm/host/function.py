@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import struct
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from baton.device.cuda_source import Argument
+from tests.support.host_kernels import host_library
 
-COMPILER = shutil.which("g++")
 _HOST = Path(__file__).with_name("host.cpp")
 
 
@@ -22,16 +20,7 @@ class HostFunction:
     for, rather than at once; `turned`: the blocks run from the last to the first."""
 
     def __init__(self, source: str, folder: Path, shared_bytes: int, *, late: bool, turned: bool) -> None:
-        assert COMPILER is not None
-        kernel, library = folder / "kernel.cu", folder / "kernel.so"
-        kernel.write_text(source)
-        # The kernel's constants are needed before its file is included.
-        defines = [line for line in source.splitlines() if line.startswith("#define ")]
-        host = folder / "host.cpp"
-        host.write_text("\n".join([*defines, f'#define SOURCE "{kernel}"', _HOST.read_text()]))
-        command = [COMPILER, "-O1", "-w", "-fPIC", "-shared", "-std=c++17", "-o", str(library), str(host)]
-        subprocess.run(command, check=True, timeout=120)
-        self._library = ctypes.CDLL(str(library))
+        self._library = host_library(source, _HOST, folder)
         self._library.shared_bytes.restype = ctypes.c_ulong
         assert shared_bytes <= self._library.shared_bytes()
         self._late, self._turned = late, turned

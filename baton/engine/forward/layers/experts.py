@@ -1,0 +1,87 @@
+"""Launches a mixture of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from baton.engine.kernels.expert_tiles import MOST_ROWS_OF_DECODE, own_tile_rows, rows_of_tile
+from baton.engine.kernels.fusion import Epilogue
+from baton.engine.kernels.gpu.experts.align_rows import EntryTiles, Tiles, align_rows
+from baton.engine.kernels.gpu.experts.combine_rows import combine_rows
+from baton.engine.kernels.gpu.experts.grouped_linear import grouped_linear
+from baton.engine.kernels.gpu.experts.route_rows import RouterSpace, RouterTuning, route_rows
+from baton.engine.model.layers.experts import ExpertsMlp
+from baton.engine.model.modules import Model
+
+# Tiles of the router in decode steps, and in passes of prompts.
+_FEW_ROWS_ROUTER, _MANY_ROWS_ROUTER = RouterTuning(), RouterTuning(rows=64, experts=64, warps=8)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpace:
+    """Memory that the mixtures of a pass of up to R rows share. `present` [R] int32: negative for a row that
+    holds no token, and takes no expert; `normed` [R, hidden]; `ids`, `weights` [R, k]; `tiles`, and for few
+    rows `own_tiles`; `inner` [places of tiles, inner width]; `results` [R · k, hidden]."""
+
+    present: Tensor
+    normed: Tensor
+    router: RouterSpace
+    ids: Tensor
+    weights: Tensor
+    tiles: Tiles
+    own_tiles: EntryTiles
+    inner: Tensor
+    results: Tensor
+
+    @classmethod
+    def of(cls, model: Model, rows: int) -> ExpertsSpace | None:
+        """Zeros for up to `rows` rows; None for a model without experts."""
+        config, device, dtype = model.config, model.device, model.precision.activations
+        if config.experts is None:
+            return None
+        experts, top_k, width = config.experts.count, config.experts.top_k, config.hidden_size
+        tiles = Tiles.empty(rows, top_k, experts, device, rows_of_tile(rows))
+        few = rows <= MOST_ROWS_OF_DECODE
+        own_rows = min(rows, own_tile_rows(top_k, experts)) if few else 0
+        return cls(
+            present=torch.zeros(rows, dtype=torch.int32, device=device),
+            normed=torch.zeros(rows, width, dtype=dtype, device=device),
+            router=RouterSpace.empty(rows, experts, device, _FEW_ROWS_ROUTER if few else _MANY_ROWS_ROUTER),
+            ids=torch.zeros(rows, top_k, dtype=torch.int32, device=device),
+            weights=torch.zeros(rows, top_k, device=device),
+            tiles=tiles,
+            own_tiles=EntryTiles.empty(own_rows, top_k, device),
+            inner=torch.zeros(
+                tiles.entry.numel(), config.experts.intermediate_size, dtype=dtype, device=device
+            ),
+            results=torch.zeros(rows * top_k, width, dtype=dtype, device=device),
+        )
+
+    def behind(self, first: int) -> ExpertsSpace:
+        """The same memory, but `present` of the rows from `first` on."""
+        return replace(self, present=self.present[first:])
+
+
+def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor) -> None:
+    """Adds the mixture's MLP: hidden [M, hidden] += mixture(hidden). Rows that are not present stay as they
+    are."""
+    if mlp.residual.post_norm is not None:
+        raise ValueError("no kernel norms the sum of experts")
+    rows, (experts, _, _) = hidden.shape[0], mlp.gate_up.shape
+    present, normed = space.present[:rows], space.normed[:rows]
+    ids, weights = space.ids[:rows], space.weights[:rows]
+    results = space.results[: rows * mlp.top_k]
+    route_rows(
+        normed, ids, weights, hidden, mlp.norm, mlp.router, present, mlp.taken, space.router,
+        normalise=mlp.normalise,
+    )  # fmt: skip
+    tiles = space.own_tiles.of(ids)
+    if len(tiles.entry) < ids.numel():
+        tiles = space.tiles.of_rows(rows, mlp.top_k, experts)
+        align_rows(tiles, ids, space.router.counts, space.router.tuning.rows)
+    grouped_linear(space.inner, normed, mlp.gate_up, tiles, mlp.top_k, mlp.gate)
+    grouped_linear(results, space.inner, mlp.down, tiles, mlp.top_k, Epilogue.PLAIN)
+    combine_rows(hidden, results, ids, weights)

@@ -1,0 +1,37 @@
+"""The tiles into which rows of a mixture of experts are cut, and the space that a pass keeps for them.
+Torch-free."""
+
+from __future__ import annotations
+
+# Rows of a tile, where an expert has few rows, and where it has many.
+FEW_ROWS, MANY_ROWS = 16, 64
+# Passes of more rows are of prompts, or of enough sequences to fill their tiles.
+MOST_ROWS_OF_DECODE = 256
+# Experts for each entry from which on few rows share one.
+_EXPERTS_AN_ENTRY = 4
+
+
+def rows_of_tile(rows: int) -> int:
+    """Rows of a tile in passes of up to `rows` rows. By the pass, not by the step: in mode `exact` a row has
+    the same tiles beside any others."""
+    return FEW_ROWS if rows <= MOST_ROWS_OF_DECODE else MANY_ROWS
+
+
+def most_tiles(rows: int, top_k: int, experts: int, tile_rows: int = FEW_ROWS) -> int:
+    """The most tiles that rows take: a last one for each expert that has some, and those that are full."""
+    entries = rows * top_k
+    return min(experts, entries) + entries // tile_rows
+
+
+def own_tile_rows(top_k: int, experts: int) -> int:
+    """Largest number of rows of a step that has a tile for each entry: the experts of few rows are seldom the
+    same, so hardly one is read twice. A row's own never are."""
+    return max(1, experts // (_EXPERTS_AN_ENTRY * top_k))
+
+
+def space_bytes(rows: int, top_k: int, experts: int, hidden: int, inner: int, element_bytes: int) -> int:
+    """Bytes that mixtures need beside the workspace of a pass of up to `rows` rows: `ExpertsSpace`."""
+    tile_rows = rows_of_tile(rows)
+    places = most_tiles(rows, top_k, experts, tile_rows) * tile_rows
+    values = rows * hidden + places * inner + rows * top_k * hidden
+    return values * element_bytes + 4 * (places + rows * (2 * top_k + experts))

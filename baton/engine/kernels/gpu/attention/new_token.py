@@ -1,0 +1,118 @@
+"""A row's heads on their way from the product to attention, in registers: norm, rotation, and the new token's
+key and value as the paged cache has them."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from baton.engine.kernels.gpu.attention.kv_codes import codes_of, packed, scales_of, stored, values_of
+
+
+@triton.jit
+def _rotated(x, partner, cos, sin, low):
+    """(a·cos - b·sin, b·cos + a·sin); `partner` is the other half, `low` marks the first."""
+    return x * cos + tl.where(low, -partner, partner) * sin
+
+
+@triton.jit
+def _normed(x, weight, eps, DIM: tl.constexpr, dtype: tl.constexpr, ROUNDS: tl.constexpr):
+    """RMSNorm over the last dimension of a 2-D tile; ROUNDS: before the weight multiplies it, too."""
+    scaled = x * tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)[:, None]
+    if ROUNDS:
+        scaled = scaled.to(dtype).to(tl.float32)
+    return (scaled * weight).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def load_queries(
+    vectors, there, cos, sin, query_norm, eps,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, QK_NORM: tl.constexpr,
+):  # fmt: skip
+    """Loads the queries at the pointers `vectors` [queries, 1], normed and rotated → [queries, DIM_PADDED] in
+    the product's dtype. `there` [queries]; cos, sin float32, of all queries or of each."""
+    dtype: tl.constexpr = vectors.dtype.element_ty
+    half: tl.constexpr = DIM // 2
+    d = tl.arange(0, DIM_PADDED)
+    in_dim = d < DIM
+    low = d < half
+    partner = tl.where(low, d + half, d - half)
+    mask = there[:, None] & in_dim[None, :]
+    q = tl.load(vectors + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    q_partner = tl.load(vectors + partner[None, :], mask=mask, other=0.0).to(tl.float32)
+    if QK_NORM:
+        rounds: tl.constexpr = query_norm.dtype.element_ty == dtype
+        weight = tl.load(query_norm + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+        weight_partner = tl.load(query_norm + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+        q = _normed(q, weight, eps, DIM, dtype, rounds)
+        q_partner = _normed(q_partner, weight_partner, eps, DIM, dtype, rounds)
+    return _rotated(q, q_partner, cos, sin, low[None, :]).to(dtype)
+
+
+@triton.jit
+def _quantised(x, place, in_dim):
+    """Writes the codes of the vector x [1, dim] to the cache → what they stand for, and their scale [1], in
+    float32."""
+    x = x.to(tl.float32)
+    scales = scales_of(tl.max(tl.abs(x), 1))
+    codes = codes_of(x, scales)
+    tl.store(place, stored(codes), mask=in_dim[None, :])
+    return values_of(codes, scales), scales
+
+
+@triton.jit
+def write_token(
+    row,
+    head,
+    layer,
+    layer_pairs,
+    block,
+    position,
+    block_stride,
+    plane_stride,
+    pair_block_stride,
+    cos,
+    sin,
+    key_norm,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    QK_NORM: tl.constexpr,
+    CODES: tl.constexpr,
+):
+    """Writes the key and value of one token and KV head into the cache → both [1, DIM_PADDED], as the cache
+    has them: in its dtype, or in float32 what the codes stand for.
+
+    `row`: the token's row of the product; `layer`, `layer_pairs`: the head's part of the cache and of its
+    scales in block 0; `block`: the one that `position` falls into. cos, sin [DIM_PADDED] float32.
+    """
+    dtype: tl.constexpr = row.dtype.element_ty
+    half: tl.constexpr = DIM // 2
+    d = tl.arange(0, DIM_PADDED)
+    in_dim = d < DIM
+    low = d < half
+    partner = tl.where(low, d + half, d - half)
+    k_row = row + (HEADS + head) * DIM
+    k = tl.load(k_row + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+    k_partner = tl.load(k_row + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+    if QK_NORM:
+        rounds: tl.constexpr = key_norm.dtype.element_ty == dtype
+        weight = tl.load(key_norm + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+        weight_partner = tl.load(key_norm + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+        k = _normed(k, weight, eps, DIM, dtype, rounds)
+        k_partner = _normed(k_partner, weight_partner, eps, DIM, dtype, rounds)
+    k = _rotated(k, k_partner, cos[None, :], sin[None, :], low[None, :]).to(dtype)
+    v = tl.load(row + (HEADS + KV_HEADS + head) * DIM + d, mask=in_dim, other=0.0)[None, :]
+    places = layer + block * block_stride + (position % BLOCK_TOKENS) * DIM + d[None, :]
+    if CODES:
+        k, k_scales = _quantised(k, places, in_dim)
+        v, v_scales = _quantised(v, places + plane_stride, in_dim)
+        pair_place = layer_pairs + block * pair_block_stride + position % BLOCK_TOKENS
+        tl.store(pair_place + tl.arange(0, 1), packed(k_scales, v_scales))
+    else:
+        tl.store(places, k, mask=in_dim[None, :])
+        tl.store(places + plane_stride, v, mask=in_dim[None, :])
+    return k, v

@@ -1,0 +1,313 @@
+"""A step's experts by the kernels, against the reference, for every kind of routing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.engine.kernels.expert_tiles import FEW_ROWS, MANY_ROWS, most_tiles
+from baton.engine.kernels.fusion import Epilogue, Norm
+from baton.engine.kernels.gpu.experts.align_rows import EntryTiles, Tiles, align_rows
+from baton.engine.kernels.gpu.experts.combine_rows import combine_rows
+from baton.engine.kernels.gpu.experts.grouped_linear import grouped_linear
+from baton.engine.kernels.gpu.experts.grouped_tile import GroupedTuning
+from baton.engine.kernels.gpu.experts.route_rows import RouterSpace, RouterTuning, route_rows
+from baton.engine.kernels.quantized_weight import Weight
+from baton.engine.kernels.reference.experts import mix, route
+from baton.engine.kernels.reference.row_ops import rms_norm
+from baton.engine.kernels.weight_format import WeightFormat
+from baton.engine.kernels.weight_stack import WeightStack
+from baton.engine.model.quantization.quantize import quantize
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TUNING = GroupedTuning(columns=32, width=32, stages=2, warps=4)
+CODES = [
+    WeightFormat("fp8"),
+    WeightFormat("fp8", 32, 32),
+    WeightFormat("int4", scale_columns=32),
+    WeightFormat("int4", scale_columns=128, zeros=True),
+]
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def routings(rows: int, top_k: int, experts: int) -> dict[str, Tensor]:
+    """Experts of each row; of the last rows none."""
+    row, place = torch.arange(rows)[:, None], torch.arange(top_k)[None, :]
+    generator = torch.Generator().manual_seed(rows)
+    shuffled = torch.stack([torch.randperm(experts, generator=generator)[:top_k] for _ in range(rows)])
+    return {
+        "all to the same": (experts - 1 - place).repeat(rows, 1),
+        "each to others": (row * top_k + place) % experts,
+        "some with none": torch.where(row % 3 == 1, -1, shuffled),
+        "shuffled": shuffled,
+    }
+
+
+def no_rows(experts: int) -> Tensor:
+    return torch.zeros(experts, dtype=torch.int64, device=DEVICE)
+
+
+def counts_of(ids: Tensor, experts: int, run: int) -> Tensor:
+    """Entries of each expert among each `run` rows."""
+    runs = [torch.bincount(part[part >= 0].cpu(), minlength=experts) for part in torch.split(ids, run)]
+    return torch.stack(runs).to(DEVICE, torch.int32)
+
+
+def align(tiles: Tiles, ids: Tensor, experts: int, run: int = 16) -> None:
+    """`align_rows` with the counts that a router would have left."""
+    align_rows(tiles, ids, counts_of(ids, experts, run), run)
+
+
+def as_ids(routing: Tensor) -> Tensor:
+    return routing.to(DEVICE, torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "top_k", "experts", "tile_rows", "run"),
+    [
+        (1, 1, 5, 16, 16),
+        (3, 4, 60, 16, 16),
+        (17, 2, 8, 16, 16),
+        (40, 8, 8, 16, 16),
+        (256, 8, 128, 16, 64),
+        (70, 2, 3, 64, 64),
+        (530, 1, 3, 64, 32),
+    ],
+)
+def test_tiles_hold_each_entry_once_in_the_order_of_rows(
+    rows: int, top_k: int, experts: int, tile_rows: int, run: int
+) -> None:
+    for name, routing in routings(rows, top_k, experts).items():
+        tiles = Tiles.empty(rows, top_k, experts, DEVICE, tile_rows)
+        tiles.expert.fill_(77)
+        tiles.entry.fill_(77)
+        align(tiles, as_ids(routing), experts, run)
+        flat = routing.flatten().tolist()
+        expected = [
+            (expert, entries[first : first + tile_rows])
+            for expert in range(experts)
+            if (entries := [entry for entry, one in enumerate(flat) if one == expert])
+            for first in range(0, len(entries), tile_rows)
+        ]
+        assert len(expected) <= most_tiles(rows, top_k, experts, tile_rows) == len(tiles.expert)
+        numbers, held = tiles.expert.tolist(), tiles.entry.tolist()
+        for tile, (expert, entries) in enumerate(expected):
+            assert numbers[tile] == expert, name
+            assert held[tile] == entries + [-1] * (tile_rows - len(entries)), name
+        for tile in range(len(expected), len(numbers)):
+            assert numbers[tile] == -1, name
+            assert held[tile] == [-1] * tile_rows, name
+
+
+def test_too_few_tiles_are_refused() -> None:
+    with pytest.raises(ValueError, match="too few"):
+        align(Tiles.empty(3, 2, 8, DEVICE), torch.zeros(4, 2, dtype=torch.int32, device=DEVICE), 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("experts", "top_k", "normalise"), [(5, 1, False), (60, 4, True), (8, 8, True)])
+def test_the_router_is_the_references(experts: int, top_k: int, normalise: bool, dtype: torch.dtype) -> None:
+    rows, count, width = 19, 17, 100
+    hidden, router = normal(rows, width, dtype=dtype), normal(experts, width, seed=1, dtype=dtype)
+    norm = Norm(normal(width, seed=2, dtype=dtype), 1e-6)
+    normed, ids = torch.zeros_like(hidden), torch.full((rows, top_k), 77, dtype=torch.int32, device=DEVICE)
+    weights = torch.zeros(rows, top_k, device=DEVICE)
+    present = count - torch.arange(1, rows + 1, dtype=torch.int32, device=DEVICE)
+    space, rows_taken = RouterSpace.empty(rows, experts, DEVICE), no_rows(experts)
+    for _ in range(2):  # the second launch finds the counts of programs as the first one did
+        into = normed, ids, weights
+        route_rows(*into, hidden, norm, router, present, rows_taken, space, normalise=normalise)
+    expected = rms_norm(hidden, norm.gain, norm.eps)
+    torch.testing.assert_close(normed[:count], expected[:count])
+    numbers, shares = route(normed, router, top_k, normalise=normalise)
+    assert torch.equal(ids[:count].long(), numbers[:count])
+    assert torch.equal(space.counts, counts_of(ids, experts, 16))
+    assert torch.equal(rows_taken, 2 * space.counts.sum(0))
+    torch.testing.assert_close(weights[:count], shares[:count], rtol=1e-5, atol=1e-6)
+    assert bool((ids[count:] == -1).all())
+
+
+def test_of_equal_shares_the_lower_expert_is_taken() -> None:
+    hidden = normal(4, 64)
+    router = normal(1, 64, seed=1).repeat(6, 1)
+    ids = torch.zeros(4, 3, dtype=torch.int32, device=DEVICE)
+    norm = Norm(torch.ones(64, device=DEVICE), 1e-6)
+    present = torch.zeros(4, dtype=torch.int32, device=DEVICE)
+    weights = torch.zeros(4, 3, device=DEVICE)
+    space, normed = RouterSpace.empty(4, 6, DEVICE), torch.zeros_like(hidden)
+    route_rows(normed, ids, weights, hidden, norm, router, present, no_rows(6), space, normalise=True)
+    assert ids.tolist() == [[0, 1, 2]] * 4
+
+
+def quantized(weight: Tensor, form: WeightFormat | None) -> Weight:
+    return weight if form is None else quantize(weight, form)
+
+
+def test_a_row_is_routed_the_same_beside_any_others() -> None:
+    """By the tiles of prompts too, of which the last has one row that holds a token."""
+    hidden, router, norm = normal(70, 48), normal(20, 48, seed=1), Norm(normal(48, seed=2), 1e-6)
+    for tuning, first in ((RouterTuning(), 3), (RouterTuning(rows=64, experts=32), 66)):
+        results = []
+        for rows in (slice(0, 67), slice(first, first + 1)):
+            x = hidden[rows].contiguous()
+            normed, ids = torch.zeros_like(x), torch.zeros(len(x), 4, dtype=torch.int32, device=DEVICE)
+            weights = torch.zeros(len(x), 4, device=DEVICE)
+            space = RouterSpace.empty(len(x), 20, DEVICE, tuning)
+            route_rows(
+                normed, ids, weights, x, norm, router, torch.zeros_like(ids[:, 0]), no_rows(20),
+                space,
+                normalise=False,
+            )  # fmt: skip
+            results.append((normed, ids, weights))
+        for together, alone in zip(*results, strict=True):
+            assert torch.equal(together[first], alone[0])
+
+
+@dataclass
+class Mixture:
+    """Experts with odd widths, and what a step of `rows` rows gives."""
+
+    gate_up: WeightStack
+    down: WeightStack
+    experts: int
+
+    @classmethod
+    def random(
+        cls, experts: int, hidden: int, inner: int, dtype: torch.dtype, form: WeightFormat | None = None
+    ) -> Mixture:
+        """`form`: of the experts in fewer bits."""
+        gate_up = normal(experts * 2 * inner, hidden, seed=1, dtype=dtype) / hidden**0.5
+        down = normal(experts * hidden, inner, seed=2, dtype=dtype) / inner**0.5
+        stacks = [WeightStack(quantized(one, form), experts) for one in (gate_up, down)]
+        return cls(stacks[0], stacks[1], experts)
+
+    def by_kernels(
+        self,
+        hidden: Tensor,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        gate: Epilogue,
+        tile_rows: int = FEW_ROWS,
+    ) -> Tensor:
+        rows, top_k = ids.shape
+        tiles = Tiles.empty(rows, top_k, self.experts, DEVICE, tile_rows)
+        align(tiles, ids, self.experts)
+        return self.by_tiles(tiles, hidden, x, ids, weights, gate)
+
+    def by_tiles(
+        self, tiles: Tiles, hidden: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: Epilogue
+    ) -> Tensor:
+        rows, top_k = ids.shape
+        inner = x.new_full((tiles.entry.numel(), self.down.shape[2]), torch.nan)
+        results = x.new_full((rows * top_k, x.shape[1]), torch.nan)
+        grouped_linear(inner, x, self.gate_up, tiles, top_k, gate, TUNING)
+        grouped_linear(results, inner, self.down, tiles, top_k, Epilogue.PLAIN, TUNING)
+        out = hidden.clone()
+        combine_rows(out, results, ids, weights)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("rows", "top_k", "experts", "dtype", "gate"),
+    [
+        (1, 2, 5, torch.float32, Epilogue.SWIGLU),
+        (3, 4, 60, torch.bfloat16, Epilogue.SWIGLU),
+        (17, 1, 5, torch.float32, Epilogue.GEGLU),
+        pytest.param(33, 8, 8, torch.float32, Epilogue.SWIGLU, marks=pytest.mark.slow),
+        pytest.param(256, 8, 128, torch.bfloat16, Epilogue.SWIGLU, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_every_routing_gives_what_the_reference_gives(
+    rows: int, top_k: int, experts: int, dtype: torch.dtype, gate: Epilogue
+) -> None:
+    mixture = Mixture.random(experts, 40, 20, dtype)
+    x, hidden = normal(rows, 40, seed=3, dtype=dtype), normal(rows, 40, seed=4, dtype=dtype)
+    weights = normal(rows, top_k, seed=5).abs()
+    for name, routing in routings(rows, top_k, experts).items():
+        ids = as_ids(routing)
+        found = mixture.by_kernels(hidden, x, ids, weights, gate)
+        expected = hidden + mix(x, ids.long(), weights, mixture.gate_up, mixture.down, gate)
+        tolerance = 1e-4 if dtype is torch.float32 else 0.06
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, msg=name)
+        assert torch.equal(found, mixture.by_kernels(hidden, x, ids, weights, gate)), name
+        assert torch.equal(found[ids[:, 0] < 0], hidden[ids[:, 0] < 0]), name
+        if rows == 17:
+            large = mixture.by_kernels(hidden, x, ids, weights, gate, MANY_ROWS)
+            torch.testing.assert_close(large, expected, rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("form", CODES, ids=[form.name for form in CODES])
+@pytest.mark.parametrize(
+    ("rows", "top_k", "experts", "hidden", "inner"),
+    [(1, 2, 5, 160, 32), (19, 3, 5, 64, 32), pytest.param(256, 8, 60, 256, 128, marks=pytest.mark.slow)],
+)
+def test_experts_in_fewer_bits_are_what_their_codes_stand_for(
+    form: WeightFormat, rows: int, top_k: int, experts: int, hidden: int, inner: int
+) -> None:
+    mixture = Mixture.random(experts, hidden, inner, torch.float32, form)
+    x, stream, weights = (
+        normal(rows, hidden, seed=3),
+        normal(rows, hidden, seed=4),
+        normal(rows, top_k, seed=5),
+    )
+    for name, routing in routings(rows, top_k, experts).items():
+        ids = as_ids(routing)
+        found = mixture.by_kernels(stream, x, ids, weights, Epilogue.SWIGLU)
+        expected = stream + mix(x, ids.long(), weights, mixture.gate_up, mixture.down, Epilogue.SWIGLU)
+        torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4, msg=name)
+        assert torch.equal(found, mixture.by_kernels(stream, x, ids, weights, Epilogue.SWIGLU)), name
+
+
+@pytest.mark.parametrize("form", [WeightFormat("int8"), WeightFormat("fp8", 32, 64)], ids=str)
+def test_formats_without_a_kernel_are_refused(form: WeightFormat) -> None:
+    """int8, and blocks of scales that an expert ends within."""
+    stack = WeightStack(quantize(normal(3 * 2 * 24, 64), form), 3)
+    tiles = Tiles.empty(2, 1, 3, DEVICE)
+    with pytest.raises(ValueError, match="no kernel for experts of 48 rows in"):
+        grouped_linear(normal(64, 24), normal(2, 64), stack, tiles, 1, Epilogue.SWIGLU, TUNING)
+
+
+@pytest.mark.parametrize("form", [None, *CODES[1:3]], ids=str)
+def test_rows_by_tiles_of_their_own_have_the_same_bits(form: WeightFormat | None) -> None:
+    """Of few rows each entry is a tile, straight from the ids."""
+    mixture = Mixture.random(5, 64, 32, torch.float32, form)
+    x, hidden, weights = normal(3, 64, seed=3), normal(3, 64, seed=4), normal(3, 2, seed=5)
+    ids = as_ids(torch.tensor([[3, 1], [-1, -1], [1, 4]]))
+    shared = mixture.by_kernels(hidden, x, ids, weights, Epilogue.SWIGLU)
+    own = mixture.by_tiles(EntryTiles.empty(3, 2, DEVICE).of(ids), hidden, x, ids, weights, Epilogue.SWIGLU)
+    assert torch.equal(own, shared)
+
+
+def test_a_row_has_the_same_bits_beside_any_others() -> None:
+    mixture = Mixture.random(5, 40, 20, torch.float32)
+    x, hidden, weights = normal(20, 40, seed=3), normal(20, 40, seed=4), normal(20, 2, seed=5)
+    ids = as_ids(routings(20, 2, 5)["each to others"])
+    together = mixture.by_kernels(hidden, x, ids, weights, Epilogue.SWIGLU)
+    for row in (0, 7, 19):
+        one = slice(row, row + 1)
+        alone = mixture.by_kernels(hidden[one], x[one], ids[one].clone(), weights[one], Epilogue.SWIGLU)
+        assert torch.equal(alone[0], together[row])
+
+
+def test_experts_that_no_row_takes_are_not_read() -> None:
+    mixture = Mixture.random(5, 40, 20, torch.float32)
+    x, hidden, weights = normal(4, 40, seed=3), normal(4, 40, seed=4), normal(4, 2, seed=5)
+    ids = as_ids(torch.tensor([[3, 1], [1, 3], [-1, -1], [-1, -1]]))
+    clean = mixture.by_kernels(hidden, x, ids, weights, Epilogue.SWIGLU)
+    for stack in (mixture.gate_up, mixture.down):
+        for expert in (0, 2, 4):
+            matrix = stack.matrix(expert)
+            assert isinstance(matrix, Tensor)
+            matrix.fill_(torch.nan)
+    x[2:] = torch.nan
+    found = mixture.by_kernels(hidden, x, ids, weights, Epilogue.SWIGLU)
+    assert torch.equal(found, clean)
+    assert bool(found.isfinite().all())

@@ -1,0 +1,102 @@
+"""What cannot be divided among devices is refused at the start, in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from baton.base.errors import BatonError, ErrorKind
+from baton.engine.model.config.model_config import ModelConfig
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.split_checks import check_split
+from baton.engine.model.weight_formats import weight_formats
+from services.common.config.worker import EngineConfig
+from services.worker.engine.startup import model_loader
+from tests.engine.model.quantization.packing import FORMATS, GPTQ
+from tests.support.checkpoints import FAMILIES, MIXTURES, make_checkpoint
+
+# As a Llama 8B in small.
+SHAPE: dict[str, Any] = {
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 256,
+    "intermediate_size": 224,
+}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    return load_config(make_checkpoint(tmp_path_factory.mktemp("model"), **SHAPE))
+
+
+def refused(config: ModelConfig, count: int) -> str:
+    with pytest.raises(BatonError) as caught:
+        check_split(config, weight_formats(config), count)
+    assert caught.value.kind is ErrorKind.INVALID
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_any_divisor_of_heads_and_width_works(config: ModelConfig) -> None:
+    for count in (1, 2, 4, 8):
+        check_split(config, weight_formats(config), count)
+        check_split(config, weight_formats(config, "fp8", quantize_head=True), count)
+
+
+def test_sizes_that_do_not_divide_are_named_with_those_that_do(config: ModelConfig) -> None:
+    text = "8 KV heads do not divide among {0} devices; 1, 2, 4 or 8 would work"
+    for count in (3, 16):
+        assert refused(config, count) == f"tensor_parallel {count}: {text.format(count)}"
+    one = dataclasses.replace(config, num_kv_heads=1)
+    assert refused(one, 2) == "tensor_parallel 2: 1 KV head does not divide among 2 devices; 1 would work"
+    odd = dataclasses.replace(config, intermediate_size=222)
+    assert "222 columns of the MLP (intermediate_size) do not divide among 4 devices; 1 or 2" in refused(
+        odd, 4
+    )
+
+
+def test_matrices_in_fewer_bits_are_named(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 192, "intermediate_size": 192, "num_key_value_heads": 4}
+    source = FAMILIES[0].make(tmp_path / "source", **sizes)
+    blocks = next(one for one in FORMATS if one.name == "fp8 by block")
+    folder, _ = blocks.write(source, tmp_path / "blocks")
+    assert refused(load_config(folder), 4) == (
+        "tensor_parallel 4: model.layers.0.self_attn.q_proj.weight would be cut within blocks of 32 rows "
+        "(fp8-32x48); 1 or 2 would work"
+    )
+    columns = dataclasses.replace(load_config(folder), intermediate_size=128)
+    text = "model.layers.0.mlp.down_proj.weight would be cut within blocks of 48 columns"
+    assert text in refused(columns, 2)
+    folder, _ = GPTQ.write(source, tmp_path / "int4")
+    text = "model.layers.0.self_attn.q_proj.weight is in int4-g16, which cannot be divided among devices yet"
+    assert text in refused(load_config(folder), 2)
+
+
+def test_experts_are_refused(tmp_path: Path) -> None:
+    config = load_config(MIXTURES[3].make(tmp_path))
+    assert "8 experts cannot be divided among devices yet; 1 would work" in refused(config, 2)
+
+
+def test_several_gpus_are_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_loader, "device_of", lambda engine: torch.device("cuda", 0))
+    folder = FAMILIES[0].make(tmp_path)
+    with pytest.raises(BatonError, match=r"^tensor_parallel 2: .* not on GPUs yet; 1 would work$") as caught:
+        model_loader.load(str(folder), EngineConfig(tensor_parallel=2))
+    assert caught.value.kind is ErrorKind.INVALID
+
+
+@pytest.mark.parametrize(
+    "other", [{"speculation": "lookup"}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str
+)
+def test_settings_that_do_not_go_together_are_named(other: dict[str, str]) -> None:
+    (name,) = other
+    with pytest.raises(ValidationError, match=f"tensor_parallel 2 needs {name}"):
+        EngineConfig.model_validate({"tensor_parallel": 2, **other})
+    EngineConfig.model_validate({"tensor_parallel": 2, "quantization": "fp8"})

@@ -1,0 +1,150 @@
+"""What users read first (settings, metrics, request fields, commands, pages) stands alone: it begins with the
+thing that it is about, and has the field's words for it. So do docstrings, for readers of the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.request_fields.table import FIELDS
+from services.cli.commands import COMMANDS, GROUPS
+from services.common.config.tree import settings_of
+from tools.metrics_page import FAMILIES
+
+ROOT = Path(__file__).parents[1]
+# Openings that need what stands before them.
+OPENINGS = ("of", "what", "whether", "so many", "such", "that", "those", "these", "any", "as")
+# Phrases for which there is a term: the one behind each.
+PHRASES = {
+    "prefill duty": "prefill-designated worker",
+    "on duty": "prefill-designated",
+    "for want of": "without, because of",
+    "counts the less": "is weighted by",
+    "so long each": "of seconds each",
+    "settles with": "rebalances with",
+    "stalled rows": "paused rows",
+    "foreign slots": "slots of other routers",
+    "limits of the time per output token": "TPOT limits",
+    "limits of the time to first token": "TTFT limits",
+    "gives no audit": "reports no counters",
+}
+# Words that a docstring does not begin with: it begins with a verb in the third person, or with a noun phrase
+# that needs no signature.
+DOCSTRING_OPENINGS = (
+    *OPENINGS,
+    *("so much", "so long", "how", "where", "when", "why", "which", "who", "whom", "whose", "by", "one's"),
+    *("its", "it", "their", "they", "here", "for", "to", "from", "at", "in", "with", "since", "while"),
+    *("against", "under", "if", "until", "once", "within", "none", "nothing", "something"),
+)  # fmt: skip
+DOCSTRING_PHRASES = {
+    **PHRASES,
+    "so many": "the argument's name, or a number",
+    "so much": "the argument's name, or an amount",
+    "so long": "the argument's name, or seconds",
+    "another's": "of another",
+    "its turn": "its position",
+    "once a turn": "once per iteration",
+    "anew": "again",
+    "but for": "except",
+    "heeds": "obeys",
+    "nobody": "no caller, no process",
+    "whoever": "the caller that",
+}
+PACKAGES = ("baton", "services", "kvtransfer", "loadgen", "models", "tools")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _texts() -> Iterator[tuple[str, str]]:
+    """Each text with the name of what it is about."""
+    yield from ((one.path, one.sentence) for one in settings_of() if one.fixed is None)
+    yield from ((family.name, family.help) for part in FAMILIES.values() for family in part)
+    yield from ((f"baton {name}", one.summary) for name, one in COMMANDS.items())
+    yield from ((f"baton {name}", summary) for name, summary in GROUPS.items())
+    yield from ((field.name, field.meaning) for field in FIELDS if field.meaning)
+
+
+def test_texts_begin_with_what_they_are_about() -> None:
+    texts = list(_texts())
+    assert len(texts) > 250
+    wrong = {
+        name: text for name, text in texts if re.match(rf"({'|'.join(OPENINGS)})\b", text, re.IGNORECASE)
+    }
+    assert wrong == {}
+
+
+def test_texts_have_the_fields_words() -> None:
+    found = {name: phrase for name, text in _texts() for phrase in PHRASES if phrase in text.lower()}
+    assert found == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_have_the_fields_words(page: Path) -> None:
+    text = " ".join(page.read_text("utf-8").lower().split())
+    assert [phrase for phrase in PHRASES if phrase in text] == []
+
+
+def _docstrings(node: ast.Module | ast.ClassDef, inside: str) -> Iterator[tuple[str, str]]:
+    """Docstrings of a module or class and of its public members, by name."""
+    if text := ast.get_docstring(node):
+        yield inside, text
+    members = [
+        one for part in node.body for one in (part.body if isinstance(part, ast.If | ast.Try) else [part])
+    ]
+    for member in members:
+        if not isinstance(member, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        name = f"{inside} {member.name}"
+        if member.name.startswith("_"):
+            continue
+        if isinstance(member, ast.ClassDef):
+            yield from _docstrings(member, name)
+        elif text := ast.get_docstring(member):
+            yield name, text
+
+
+def _faults(text: str) -> list[str]:
+    """What a reader who sees nothing but this docstring would stumble over."""
+    opening = re.match(rf"({'|'.join(DOCSTRING_OPENINGS)})\b", text, re.IGNORECASE)
+    words = " ".join(text.lower().split())
+    phrases = [f"{phrase}: {term}" for phrase, term in DOCSTRING_PHRASES.items() if phrase in words]
+    short = ["fewer than five words"] if len(text.split()) < 5 else []
+    return ([f"begins with {opening[0]}"] if opening else []) + short + phrases
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_stand_alone(package: str) -> None:
+    files = [one for one in (ROOT / package).rglob("*.py") if "_pb2" not in one.name]
+    found = [
+        (name, faults)
+        for file in sorted(files)
+        for name, text in _docstrings(ast.parse(file.read_text("utf-8")), str(file.relative_to(ROOT)))
+        if (faults := _faults(text))
+    ]
+    assert files
+    assert found == []
+
+
+def test_docstrings_with_faults_are_found() -> None:
+    source = '''
+class Backlog:
+    """Of prompts that take so long each."""
+
+    def add(self, seconds: float) -> None:
+        """A prompt came."""
+
+    def total(self) -> float:
+        """Sums the predicted seconds of all prompts."""
+
+    def _private(self) -> None:
+        """Its own."""
+'''
+    found = {name: _faults(text) for name, text in _docstrings(ast.parse(source), "file")}
+    assert found["file Backlog"][0] == "begins with Of"
+    assert any("so long" in fault for fault in found["file Backlog"])
+    assert found["file Backlog add"] == ["fewer than five words"]
+    assert found["file Backlog total"] == []
+    assert len(found) == 3
