@@ -31,9 +31,8 @@ from baton.engine.random_tokens import random_tokens
 # Tokens of a part of a row's context in mode `exact`.
 _EXACT_PART = 512
 
-
-# Rows of a slot in steps with drafts, by which attention is cut.
-_LIKELY_ROWS = 4
+# Rows of a slot in steps with drafts, by which attention is cut, and the fewest that most have.
+_LIKELY_ROWS, _FEWEST_ROWS = 4, 2
 # Writing keys and values where no other kernel's bits must be met.
 _WRITING = AttentionTuning(warps=1)
 
@@ -246,7 +245,7 @@ class DecodePass:
         slot_attention(
             attn_out, qkv, cache, attention.index, table, rotary, self.slot_items[group], heads,
             attention.head_norms, self.tuning(group, rows, several=True),
-            self._entries(rows, several=True) + self.policy(rows, several=True).wanted, scales,
+            -(-rows // _FEWEST_ROWS) + self.policy(rows, several=True).wanted, scales,
         )  # fmt: skip
         return attn_out
 

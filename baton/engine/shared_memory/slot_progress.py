@@ -6,7 +6,9 @@ One line of 64 bytes a slot, sixteen little-endian words of 4 bytes (`LINE`). Th
 
 written by one store of 8 bytes when the sequence advances. The generation says whose line it is: until a
 slot's new sequence has advanced, the line is that of the sequence before. The counts behind it begin at 0
-with each generation. A step's lines are seen no later than its words in the output ring and its status.
+with each generation. A step's lines are seen no later than its words in the output ring and its status. The
+counts of a line that is read while a step writes it may be of two steps that follow one another; those of a
+sequence that has ended stay as they are until its slot is granted again.
 """
 
 from __future__ import annotations

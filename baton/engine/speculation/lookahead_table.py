@@ -151,7 +151,7 @@ class LookaheadTable:
             mine = cells[inverse[now]]
             added, replaced = fill(mine, keys[now], words[now], stamp)
             cells[inverse[now]] = mine
-            self.counts += torch.tensor([added, replaced])
+            self.counts += torch.tensor([added, replaced], device=self.counts.device)
         self.cells[torch.from_numpy(places)] = torch.from_numpy(cells.view(np.int64)).to(self.cells.device)
         self.host_counts.copy_(self.counts)
 

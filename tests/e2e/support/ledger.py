@@ -70,6 +70,8 @@ class Ledger:
             # Clients open connections as they need them, up to their bound; the server's are all of theirs.
             if name == _SERVER or more[_TO_REDIS] <= MAX_CONNECTIONS - then.descriptors[_TO_REDIS]:
                 del more[_TO_REDIS], fewer[_TO_REDIS]
+            # Before, a connection may not have been closed yet whose client had left.
+            del fewer["socket"]
             if more or fewer:
                 found.append(f"{name}: descriptors, {dict(more)} more, {dict(fewer)} fewer")
             if now.threads > then.threads + MORE_THREADS:

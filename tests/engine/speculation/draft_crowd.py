@@ -35,6 +35,11 @@ def mask_of(request: Request, position: int) -> npt.NDArray[np.uint32]:
     return bits
 
 
+def _check_counts(progress: Progress) -> None:
+    assert progress.accepted <= progress.drafts
+    assert progress.drafts_predicted <= progress.drafts
+
+
 class DraftCrowd(Crowd):
     """`wanted`: the outputs of `jobs` without drafts; none where these are computed. `progress`: of each
     job's sequence, as its steps published it last."""
@@ -89,6 +94,7 @@ class DraftCrowd(Crowd):
             if key in self.engine.finish:
                 progress = self.progress[number] = self.engine.decode.progress.progress(*key)
                 assert progress.steps + progress.accepted == len(self.engine.output[key]) - 1
+                _check_counts(progress)
         return super()._ended()
 
     def _compare(self, key: Key, number: int, request: Request, output: list[int]) -> None:
@@ -96,8 +102,8 @@ class DraftCrowd(Crowd):
         progress = self.progress[number] = self.engine.decode.progress.progress(*key)
         ahead = progress.steps + progress.accepted - (len(output) - 1)
         assert ahead == 0 or (ahead > 0 and not self._waits)
-        assert progress.accepted <= progress.drafts
-        assert progress.drafts_predicted <= progress.drafts
+        if self._waits:
+            _check_counts(progress)
         history = self.engine.state.history
         if self._waits and history is not None and not request.masked and request.most_drafts != 0:
             ring = history.length - int(history.fixed[key[0]])

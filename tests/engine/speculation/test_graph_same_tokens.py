@@ -93,7 +93,7 @@ def test_five_hundred_requests_of_every_kind(tmp_path: Path, seed: int) -> None:
     for script in SCRIPTS:
         drafts, accepted = engines.drafts[script], engines.accepted[script]
         assert drafts > 50
-        assert accepted > 0 or script == "wrong"
+        assert accepted > 0 or script in ("wrong", "noise")
     assert engines.accepted["wrong"] == 0
     print(f"{dict(engines.ended)}, {dict(engines.accepted)} of {dict(engines.drafts)} drafts accepted")
 

@@ -15,14 +15,14 @@ _MANY_PROGRAMS, _SMALL_GROUP, _WIDE_HEAD = 2.0, 4, 128
 _MANY_PROGRAMS_OF_CODES = 3.8
 # Query heads that are one tile of the matrix units.
 _ONE_TILE_GROUP = 16
-# Registers of a multiprocessor, and of a thread where four, three or two programs of four warps share them.
+# Registers of a multiprocessor, and of a thread where four or three programs of four warps share them.
 _REGISTERS = 65_536
-_FOUR_PROGRAMS_REGISTERS, _THREE_PROGRAMS_REGISTERS, _TWO_PROGRAMS_REGISTERS = 128, 168, 240
+_FOUR_PROGRAMS_REGISTERS, _THREE_PROGRAMS_REGISTERS = 128, 168
 # Programs a multiprocessor of few rows whose cache is in fp8.
 _FEW_ROWS_PROGRAMS = 3
-# Rows of a slot that one item takes, as many of these as have no more queries (`rows_per_item`): two tiles of
-# the matrix units, whose results four warps hold beside the tiles of K.
-_ROWS_PER_ITEM, _MOST_QUERIES = (8, 4, 2), 32
+# Queries that an item may have, by how many rows of a slot it takes (`rows_per_item`). Two tiles of the
+# matrix units are as many as four warps hold results of beside the tiles of K; for four rows or fewer.
+_MOST_QUERIES = {8: _ONE_TILE_GROUP, 4: 2 * _ONE_TILE_GROUP, 2: 2 * _ONE_TILE_GROUP}
 # Tokens that a program takes at once: an item is whole tiles.
 TILE = 64
 # Fields of an item, int32 each: one load's width.
@@ -141,23 +141,26 @@ class AttentionTuning:
     def of_slots(
         cls, heads: Heads, slots: int, rows_per_item: int, multiprocessors: int, quantised: bool = False
     ) -> AttentionTuning:
-        """Tuning for several rows a slot: with one tile of the matrix units that of one row. Two tiles take
-        registers of which a multiprocessor has enough for three programs, with two tiles of K and V; with
-        three tiles on their way two fit, which is right where each has one. Wide heads take twice the warps
-        for two tiles, and for a cache of codes, of which four warps of as few registers would spill. By the
-        registers and the shared memory that the compiler reports (Triton 3.6, Hopper), and not yet by
-        measured times."""
-        if heads.dim > _WIDE_HEAD and rows_per_item * heads.group > _ONE_TILE_GROUP:
-            return cls(warps=8, stages=2)
-        if heads.dim > _WIDE_HEAD and quantised:
-            return cls(warps=8, stages=2, registers=_FOUR_PROGRAMS_REGISTERS)
-        few = few_rows(slots, heads.kv_heads, multiprocessors)
-        if rows_per_item * heads.group <= _ONE_TILE_GROUP:
-            codes = cls(stages=2, registers=_FOUR_PROGRAMS_REGISTERS)
-            return codes if quantised else cls.of(heads, slots, multiprocessors)
-        if few and not quantised:
-            return cls(stages=3, registers=_TWO_PROGRAMS_REGISTERS)
-        return cls(stages=2, registers=_THREE_PROGRAMS_REGISTERS)
+        """Tuning for several rows a slot: three tiles of K and V on their way; where there are many programs
+        two, and registers for four programs of a multiprocessor. By measurements on an H200 (8 KV heads of
+        128, 1,152 tokens, with three tiles and with two; 8, 32, 64 and 128 slots: 16 queries 17.5 and 22.2,
+        41.3 and 44.4, 81.7 and 76.2, 149.7 and 147.6 us; 32 queries 20.7 and 29, 42.7 and 55, 95 and 81.4,
+        160 and 157).
+
+        A cache of codes takes two tiles, and more registers for 32 queries; wide heads take twice the warps
+        for 32 queries and for codes, of which four warps would spill: by what the compiler reports (Triton
+        3.6, Hopper), not by measurements.
+        """
+        one_tile = rows_per_item * heads.group <= _ONE_TILE_GROUP
+        if heads.dim > _WIDE_HEAD and (quantised or not one_tile):
+            return cls(warps=8, stages=2, registers=_FOUR_PROGRAMS_REGISTERS if one_tile else None)
+        if quantised:
+            return cls(
+                stages=2, registers=_FOUR_PROGRAMS_REGISTERS if one_tile else _THREE_PROGRAMS_REGISTERS
+            )
+        if slots * heads.kv_heads < _MANY_PROGRAMS * multiprocessors:
+            return cls(stages=3)
+        return cls(stages=2, registers=_FOUR_PROGRAMS_REGISTERS if heads.dim <= _WIDE_HEAD else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +204,15 @@ class SplitPolicy:
 
 
 def rows_per_item(heads: Heads, rows_per_slot: int) -> int:
-    """Rows of a slot that one item takes at most, 8, 4 or 2: no more than a slot may have, rounded up, nor
-    than a program has registers for. A slot that has more has several items, which read its keys and values
-    each."""
+    """Rows of a slot that one item takes at most, 8, 4 or 2: no more than a slot may have, rounded up. A slot
+    that has more has several items, which read its keys and values each: from the cache, where they run side
+    by side. Two tiles for eight rows would be slower for slots with fewer: on an H200, 8 KV heads with 4
+    queries each and 1,152 tokens, 8, 64 and 128 slots of four rows take 17.5, 75.2 and 144.8 us in one tile,
+    19.9, 79.8 and 153 in two; 1, 8 and 32 slots of eight rows 10.1, 26.5 and 50.8 in two items of one tile,
+    12.2, 20.7 and 42.7 in one of two.
+    """
     wide = heads.dim > _WIDE_HEAD
-    fits = [n for n in _ROWS_PER_ITEM if n * heads.group <= _MOST_QUERIES and not (wide and n == 8)]
+    fits = [n for n, most in _MOST_QUERIES.items() if n * heads.group <= most and not (wide and n == 8)]
     return min([n for n in fits if n >= rows_per_slot], default=max(fits, default=2))
 
 
