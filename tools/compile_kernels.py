@@ -117,12 +117,13 @@ def attention_heads() -> dict[str, Heads]:
 
 
 def compile_attention(compiler: Compiler, names: list[str]) -> None:
-    """Compiles attention of one row and of several, values and codes, as it is tuned for few slots and for
-    many."""
+    """Compiles attention of one row and of several, over values of both widths and codes, as it is tuned for
+    few slots and for many."""
 
     for name in names:
         heads = attention_heads()[name]
-        for codes in (False, True):
+        for cache in ("bf16", "codes", "fp32"):
+            codes = cache == "codes"
             for most in (1, 2, 4, 8):
                 per_item = 1 if most == 1 else rows_per_item(heads, most)
                 for slots in _SLOTS:
@@ -130,21 +131,21 @@ def compile_attention(compiler: Compiler, names: list[str]) -> None:
                         tuning = AttentionTuning.of(heads, slots, _MULTIPROCESSORS, codes)
                     else:
                         tuning = AttentionTuning.of_slots(heads, slots, per_item, _MULTIPROCESSORS, codes)
-                    compiler.of = (
-                        f"{name}, {'codes' if codes else 'bf16'}, items of {per_item}, {slots} slots"
-                    )
-                    _attend(heads, per_item, tuning, codes=codes)
+                    compiler.of = f"{name}, {cache}, items of {per_item}, {slots} slots"
+                    dtype = torch.float32 if cache == "fp32" else torch.bfloat16
+                    _attend(heads, per_item, tuning, dtype, codes=codes)
 
 
-def _attend(heads: Heads, per_item: int, tuning: AttentionTuning, *, codes: bool) -> None:
-
-    rows, block, bf16 = 16, 64, torch.bfloat16
+def _attend(
+    heads: Heads, per_item: int, tuning: AttentionTuning, activations: torch.dtype, *, codes: bool
+) -> None:
+    rows, block = 16, 64
     items = Items(rows, 64, heads.heads, heads.kv_heads, heads.dim, torch.device("cpu"), per_item)
-    qkv = torch.zeros(rows, (heads.heads + 2 * heads.kv_heads) * heads.dim, dtype=bf16)
-    out = torch.zeros(rows, heads.heads * heads.dim, dtype=bf16)
-    dtype = torch.float8_e4m3fn if codes else bf16
-    cache = torch.zeros(4, 2, 2, heads.kv_heads, block, heads.dim, dtype=torch.int8 if codes else bf16)
-    scales = torch.zeros(4, 2, heads.kv_heads, block, 2, dtype=bf16) if codes else None
+    qkv = torch.zeros(rows, (heads.heads + 2 * heads.kv_heads) * heads.dim, dtype=activations)
+    out = torch.zeros(rows, heads.heads * heads.dim, dtype=activations)
+    dtype = torch.float8_e4m3fn if codes else activations
+    cache = torch.zeros(4, 2, 2, heads.kv_heads, block, heads.dim, dtype=torch.int8 if codes else activations)
+    scales = torch.zeros(4, 2, heads.kv_heads, block, 2, dtype=torch.bfloat16) if codes else None
     table, rotary = torch.zeros(8, 64, dtype=torch.int32), (torch.zeros(rows, heads.dim // 2),) * 2
     arguments = qkv, cache.view(dtype), 1, table, rotary
     if per_item == 1:

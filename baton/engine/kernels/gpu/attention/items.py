@@ -25,6 +25,8 @@ _FEW_ROWS_PROGRAMS = 3
 _MOST_QUERIES = {8: _ONE_TILE_GROUP, 4: 2 * _ONE_TILE_GROUP, 2: 2 * _ONE_TILE_GROUP}
 # Tokens that a program takes at once: an item is whole tiles.
 TILE = 64
+# Shared memory of a multiprocessor for tiles of K and V: of 227 KiB, without what queries and results take.
+_TILES_BYTES = 192 << 10
 # Fields of an item, int32 each: one load's width.
 ITEM_ROW = tl.constexpr(0)
 ITEM_SLOT = tl.constexpr(1)
@@ -111,6 +113,11 @@ class AttentionTuning:
         three, registers for four, where they are not more (heads of 128 in bf16, and in fp8; Hopper)."""
         fit = 4 if self.registers is None else _REGISTERS // (32 * self.warps * self.registers)
         return min(3 if self.stages > 2 else 4, fit)
+
+    def stages_of(self, token_bytes: int) -> int:
+        """`stages`, or as many as the tiles of K and V on their way have shared memory for, with `token_bytes`
+        of a token's K: heads of 256 in float32 have room for two."""
+        return min(self.stages, 1 + _TILES_BYTES // (2 * TILE * token_bytes))
 
     @classmethod
     def of(cls, heads: Heads, rows: int, multiprocessors: int, quantised: bool = False) -> AttentionTuning:

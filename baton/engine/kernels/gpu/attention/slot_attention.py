@@ -167,7 +167,7 @@ def slot_attention(
         ROWS=rows,
         QUERIES=max(16, triton.next_power_of_2(rows * heads.group)),
         WINDOWED=heads.window is not None,
-        STAGES=tuning.stages,
+        STAGES=tuning.stages_of(heads.dim * cache.element_size()),
         num_warps=tuning.warps,
         maxnreg=tuning.registers,
         **cache_arguments(qkv, cache, layer, block_table, rotary, heads, norms, kv_scales),

@@ -166,7 +166,7 @@ def split_attention(
         key_norm=key_norm,
         GROUP_PADDED=max(16, triton.next_power_of_2(heads.group)),
         GROUP_POWER=triton.next_power_of_2(heads.group),
-        STAGES=(tuning or _TUNING).stages,
+        STAGES=(tuning or _TUNING).stages_of(heads.dim * cache.element_size()),
         COMBINED=_COMBINED,
         num_warps=(tuning or _TUNING).warps,
         maxnreg=(tuning or _TUNING).registers,
