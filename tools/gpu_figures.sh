@@ -24,30 +24,43 @@ run() {
     fi
     timeout -k 5 $((limit < left ? limit : left)) "$@" >"$out/$name.log" 2>&1
     echo "== $name: exit code $?, $((SECONDS - began)) s: $*"
-    tail -n 40 "$out/$name.log"
+    tail -n 40 "$out/$name.log" | figures
+}
+
+# Leaves the settings out of lines of JSON.
+figures() {
+    python -c '
+import json, sys
+settings = "dtype quantize_head kv_dtype shape sampling numerics front burners tables device torch triton cuda"
+for line in sys.stdin:
+    if line.startswith("{"):
+        line = json.dumps({k: v for k, v in json.loads(line).items() if k not in settings.split()}) + "\n"
+    sys.stdout.write(line[:400].rstrip("\n") + "\n")'
 }
 
 wants() { [[ $wanted == *" $1 "* ]]; }
 
-test_on_gpu() { pytest -p no:cacheprovider -q -m gpu --tb=short "$@"; }
+test_on_gpu() { pytest -p no:cacheprovider -p no:benchmark -m gpu --tb=short -rfE "$@"; }
 export -f test_on_gpu
 
 steps_of() {
     run "$1-decode" 60 env -C "$2" PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" python -m bench.decode "${model[@]}" --batch 1,32,64,256 --json
     run "$1-mixed" 40 env -C "$2" PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" python -m bench.decode "${model[@]}" --batch 32 --mixed 512 --json
-    for prompts in 1x1024 1x8192 8x1024; do
-        run "$1-prefill-$prompts" 40 env -C "$2" PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" \
-            python -m bench.prefill "${model[@]}" --prompts "$prompts" --json
-    done
+    run "$1-prefill" 60 env -C "$2" PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" \
+        python -m bench.prefill "${model[@]}" --prompts 1x1024,1x8192,8x1024 --json
 }
 
 if wants drafts-exact; then
-    run drafts-kernels 150 bash -c 'test_on_gpu -x tests/engine/kernels/gpu/speculation'
-    run drafts-tokens 240 bash -c 'test_on_gpu -x tests/engine/speculation/test_graph_same_tokens.py'
+    run drafts-kernels 150 bash -c 'test_on_gpu -n 8 --dist load tests/engine/kernels/gpu/speculation \
+        tests/engine/kernels/gpu/attention/test_slot_attention.py'
+    run drafts-tokens 240 bash -c 'test_on_gpu -n 6 --dist load tests/engine/speculation/test_graph_same_tokens.py'
 fi
 if wants drafts-rows; then
     run drafts-rows 150 python -m bench.decode "${model[@]}" --rows-per-slot 1,2,4,8 --batch 1,8,32,64,128 --json
-    run drafts-attention 60 python -m bench.decode attention --runs 64x1024,128x1024 --rows 4 --tunings --json
+    run drafts-rows-fp8 150 python -m bench.decode "${model[@]}" --quantization fp8 --kv-dtype fp8 \
+        --rows-per-slot 1,2,4,8 --batch 1,8,32,64,128 --json
+    run drafts-attention 60 python -m bench.decode attention --runs 1x1152,8x1152,32x1152,64x1152,128x1152 \
+        --rows 2,4,8 --json
 fi
 if wants drafts-text; then
     run drafts-text 120 python -m bench.decode "${model[@]}" --text markov:0.8 --rows-per-slot 2,4,8 \
@@ -75,6 +88,15 @@ if wants experts; then
     done
     run experts-tunings 120 python -m bench.decode experts --json
 fi
+# Folder by folder, so that each has a summary with what failed; those that start clusters run few at a time.
 if wants tests; then
-    run tests 600 bash -c 'test_on_gpu -n 14'
+    run tests-memory 90 bash -c 'test_on_gpu tests/engine/test_gpu_memory.py'
+    run tests-clusters 240 bash -c 'test_on_gpu -n 3 tests/e2e tests/worker tests/engine/test_gpu.py'
+    run tests-kvtransfer 150 bash -c 'test_on_gpu -n 4 tests/kvtransfer'
+    run tests-kernels 240 bash -c 'test_on_gpu -n 14 --dist load tests/engine/kernels tests/engine/sampling'
+    run tests-engine 420 bash -c 'test_on_gpu -n 14 --dist load --maxschedchunk 1 tests/engine/speculation \
+        tests/engine --ignore tests/engine/kernels --ignore tests/engine/sampling --deselect tests/engine/test_gpu.py \
+        --deselect tests/engine/test_gpu_memory.py'
+    run tests-others 120 bash -c 'test_on_gpu -n 8 tests --ignore tests/engine --ignore tests/e2e --ignore tests/worker \
+        --ignore tests/kvtransfer'
 fi
