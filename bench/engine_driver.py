@@ -62,7 +62,7 @@ def prompt_executor(
     stream: ComputeStream,
     clock: Callable[[], float] = time.monotonic,
 ) -> StepExecutor:
-    """Runs prefill steps alone."""
+    """Builds an executor that runs prefill steps alone."""
     from baton.engine.executor.prefill_steps import PrefillSteps
 
     return executor_of(PrefillSteps(prompt_pass, scheduler, stream, clock), clock)

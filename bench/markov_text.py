@@ -6,7 +6,7 @@
 
 A token of a cycle of 128 ids is followed by its successor with the given chance, else by any of them. The
 first command writes a checkpoint of that shape which draws so at temperature 1, for engines that read one
-(16 GB for 8B): random weights, but for embedding and head. Prompts of the same chain come from `chain`, which
+(16 GB for 8B): random weights, except embedding and head. Prompts of the same chain come from `chain`, which
 needs Python alone. A lookup's drafts are right less often than the chance says, since it must find the place
 first: text of 1,024 tokens and more makes about 1.5, 1.9 and 3.0 tokens a step with 7 drafts at chances of
 0.7, 0.8 and 0.9.
@@ -112,7 +112,7 @@ def write_checkpoint(
     device: str = "cuda",
     shard_bytes: int = _SHARD_BYTES,
 ) -> None:
-    """Writes `config.json` and the weights, random but for those that encode the chain; `shard_bytes`: of a
+    """Writes `config.json` and the weights, random except those that encode the chain; `shard_bytes`: of a
     file, unless one weight is larger."""
     from bench.engine_driver import random_model
     from bench.shapes import SHAPES, Precision
@@ -153,7 +153,7 @@ def _save(folder: Path, weights: dict[str, Any], shard_bytes: int) -> None:
 
 
 class Peer:
-    """vLLM with so many drafts a step."""
+    """vLLM with `drafts` drafts a step."""
 
     def __init__(self, folder: Path, drafts: int, arguments: argparse.Namespace) -> None:
         import torch

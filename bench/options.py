@@ -77,7 +77,7 @@ def run_program(subject: str, main: Callable[[], None]) -> None:
 
 
 def add_shape_option(parser: argparse.ArgumentParser) -> None:
-    """Adds --shape."""
+    """Adds the option --shape, a name of `SHAPES`."""
     parser.add_argument(
         "--shape", default="llama-3.1-8b", metavar="NAME", choices=sorted(SHAPES), help="of bench/shapes.py"
     )

@@ -54,7 +54,7 @@ DOCSTRING_PHRASES = {
     "nobody": "no caller, no process",
     "whoever": "the caller that",
 }
-PACKAGES = ("baton", "services", "kvtransfer", "loadgen", "models", "tools")
+PACKAGES = ("baton", "services", "kvtransfer", "loadgen", "models", "tools", "bench")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 

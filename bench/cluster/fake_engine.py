@@ -118,13 +118,14 @@ def decode_loop(
     memory: SharedMemory,
     **_: object,
 ) -> DecodeLoop:
-    """Stands in for `baton.engine.executor.decode_factory.decode_loop`."""
+    """Builds a loop that computes nothing, in place of
+    `baton.engine.executor.decode_factory.decode_loop`."""
     box, ring, progress = rings.mailbox(memory), rings.writer(memory), rings.progress(memory)
     return FakeDecodeLoop(_fake(), cache, state, box, ring, progress)
 
 
 def prompt_pass(ranks: Sequence[Model], cache: BlockMemory, most_rows: int, **_: object) -> ReferencePass:
-    """Stands in for `baton.engine.prefill.factory.prompt_pass`."""
+    """Builds a pass that computes nothing, in place of `baton.engine.prefill.factory.prompt_pass`."""
     return ReferencePass(_fake(), cache)
 
 

@@ -10,17 +10,14 @@ one worker of role both; apart: one prefill and one decode worker, a GPU each. `
 weights; this program starts and stops it.
 
     handoff  prompts of `--handoffs` tokens, one at a time: TTFT, and the exposed part of the handoff after
-    the
-             prompt's last step (`handoff_exposed_ns` of the trace; with topology both no byte moves)
-    loop     closed loops of so many streams by `loadgen run`: TTFT, TPOT, ITL, tokens per second
-    burst    so many prompts at once; then prefill idles, and from the joining of the last stream to the end
-    of
-             the first TPOT is that of decode alone: `engine` is the decode worker's own measure of one second
-             of it
+             the prompt's last step (`handoff_exposed_ns` of the trace; with topology both no byte moves)
+    loop     closed loops of `--streams` streams by `loadgen run`: TTFT, TPOT, ITL, tokens per second
+    burst    a number of prompts at once; then prefill idles, and from the joining of the last stream to the
+             end of the first TPOT is that of decode alone: `engine` is the decode worker's own measure of
+             one second of it
     links    traffic over the links so far, from the workers' audits: transport, bytes, fallbacks
-    alone    with --alone: `python -m bench.decode` at each burst's batch and mean context, after the cluster
-    has
-             stopped; `over_alone` is the burst's TPOT over its step, in percent
+    alone    with --alone: `python -m bench.decode` at each burst's batch and mean context, after the
+             cluster has stopped; `over_alone` is the burst's TPOT over its step, in percent
 
 Prints one JSON object per measurement on stdout.
 """

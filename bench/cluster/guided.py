@@ -3,7 +3,7 @@
     python -m bench.cluster guided [--streams 32] [--output-len 256] [--rounds 3] [--shape llama-3.1-8b]
         [--dtype bf16] [--device cuda|cpu] [--json]
 
-`baton up` serves random weights with a vocabulary of the shape's size. In a round so many streams begin
+`baton up` serves random weights with a vocabulary of the shape's size. In a round `--streams` streams begin
 together, three times: all free; all guided by a JSON schema that no output completes; and half of each.
 TPOT is at the client, (last - first token) / (tokens - 1), the mean over streams; each figure is the
 median of the rounds'. Sampled at temperature 1. Progress goes to stderr.
@@ -51,7 +51,7 @@ SCHEMA = {
 
 
 def main() -> None:
-    """Runs the program."""
+    """Runs the benchmark, and prints its figures."""
     parser = program_parser("cluster", __doc__, "guided")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=256, help="tokens")

@@ -15,11 +15,11 @@ Random weights and KV. One JSON object a batch goes to stdout.
                  --seconds (10), at the rate that keeps about `batch` slots busy; each one's KV is scattered
                  from staging first
     --budget     a table of what a step's time goes to, after a second of steady steps
-    --mixed R,R  a step that is part of a prefill step of so many rows (`engine.mixed_steps`), beside both by
+    --mixed R,R  a step that is part of a prefill step of R rows (`engine.mixed_steps`), beside both by
                  themselves
     --rows-per-slot N,N
-                 a step whose sequences have so many rows each, all but one of drafts, of which a share of
-                 --accept (0) is right; of those that the engine has a step of so many rows for
+                 a step whose sequences have N rows each, all but one of drafts, of which a share of --accept
+                 (0) is right; an N for which the engine has no step is left out
     --text markov:P
                  text that repeats itself (`bench.markov_text`), drawn at temperature 1; with
                  --rows-per-slot N up to N - 1 drafts a sequence and step are looked up in its text: time of a
@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def possible(cases: list[DecodeCase]) -> list[DecodeCase]:
-    """Those of which there are steps in an engine for all of them."""
+    """Selects the cases that one engine, as large as the largest of them, has steps for."""
     from baton.engine.plan.decode_rows import draft_batches_up_to
     from baton.engine.shared_memory.step_shape import StepShape
 

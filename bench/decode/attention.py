@@ -6,7 +6,7 @@
         [--runs 1x1024,8x1024,...] [--json]
 
 A run is sequences x context. By every tuning (what `AttentionTuning.of` should choose): `programs`: rows are
-cut so that there are about so many programs for each multiprocessor at least; without it, as a worker cuts
+cut so that each multiprocessor gets about this number of programs at least; without it, as a worker cuts
 them. `tb_s`: bytes of keys, values and scales, over the time; `chosen`: what a worker uses.
 
 With --rows, what drafts cost in attention: a sequence's last tokens are the rows. `plain`: one row a
@@ -261,7 +261,7 @@ class RowsRun:
 
 
 class RowInputs:
-    """The rows of a step of a run, so many a sequence, and its launches."""
+    """The rows of a run's step, `rows` of each sequence, and its launches."""
 
     def __init__(self, run: RowsRun, rows: int) -> None:
         import torch

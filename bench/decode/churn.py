@@ -40,7 +40,7 @@ _IDLE_S = 0.0001
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of one window."""
+    """Counts and longest host times of one window."""
 
     joins: int = 0
     cancels: int = 0

@@ -15,8 +15,8 @@ tokens.
 as many steps as an engine needs that draws them: each accepts the drafts that are its next tokens. Every
 answer is replayed with its own text alone (`own`), before it was ever answered with the lookahead table too
 (`first sight`, answers before it were learned), and once more (`second sight`). Answers are of text that
-repeats itself (`bench.markov_text`), each of a cycle of ids of its own; then so many other outputs are
-learned that they fill the table --fills times over, and the answers once more, which are replayed (`second
+repeats itself (`bench.markov_text`), each of a cycle of ids of its own; then other outputs are learned
+until they have filled the table --fills times over, and the answers once more, which are replayed (`second
 sight, later`). With --tasks they are the right answers of the demo model's tasks.
 """
 
@@ -118,7 +118,7 @@ class Counts:
     accepted: int = 0
 
     def line(self) -> dict[str, float]:
-        """The counts by step."""
+        """Formats the counts as figures of one step."""
         return {
             "tokens_a_step": round(1 + self.accepted / max(self.steps, 1), 3),
             "drafts_a_step": round(self.drafts / max(self.steps, 1), 3),
@@ -212,8 +212,8 @@ def sights(texts: Sequence[Text], table: LookaheadTable) -> dict[str, Counts]:
 
 
 def later(texts: Sequence[Text], table: LookaheadTable, fills: int, others: Callable[[int], Text]) -> Counts:
-    """Learns other texts until they filled the table so many times over, and then these once more, which
-    are replayed. `others`: makes one by its number."""
+    """Counts a replay of `texts` from a table that has first learned other texts, until their cells would
+    have filled it `fills` times, and then `texts` again. `others` makes the other text of a number."""
     cells, number, replay, counts = table.cells[..., 0].numel(), 0, Replay(table), Counts()
     until = table.used + table.replaced + fills * cells
     while table.used + table.replaced < until:

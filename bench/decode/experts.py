@@ -2,7 +2,7 @@
 
     python -m bench.decode experts [--shape qwen3-30b-a3b] [--dtype bf16] [--rows 1,8,64,256,2048] [--json]
 
-Each of so many rows draws its experts uniformly. A line a number of rows and product (`gate_up` with its
+Each row draws its experts uniformly. A line a number of rows and product (`gate_up` with its
 gate, `down`): microseconds by a worker's tuning (`us`) and by the best one, `tb_s` and `tflop_s` of the
 former, and `library_us`, which `torch._grouped_mm` takes for the product alone, of rows that are sorted by
 expert already. Several draws of experts are launched in turn, so that weights are not in the GPU's cache.
@@ -92,7 +92,7 @@ class Experts:
         self.nbytes = n * self.k * self.dtype.itemsize
 
     def measure(self, rows: int) -> dict[str, Any]:
-        """Times of so many rows."""
+        """Times the products of `rows` rows by every tuning."""
         import torch
 
         from baton.engine.kernels.gpu.experts.grouped_tile import GroupedTuning

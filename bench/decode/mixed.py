@@ -1,6 +1,6 @@
 """Decode steps that are part of prefill steps (`engine.mixed_steps`), beside both by themselves.
 
-By the GPU's own events: a step of the batch, a prefill step of so many rows from a prompt's beginning on, and
+By the GPU's own events: a step of the batch, a prefill step from a prompt's beginning on, and
 one step of both. What prompts cost beside the batch is the difference to the first.
 """
 

@@ -75,7 +75,7 @@ def run_seconds(
 
 def run_drafts(engine: DecodeEngine, case: DecodeCase, count: int = LAST + SPARE) -> dict[str, Any]:
     """Steps of `rows_per_slot` rows a sequence, all but one of drafts: `count` of them, without the first
-    `FIRST`. Raises ValueError where there is no graph of so many rows."""
+    `FIRST`. Raises ValueError where the engine has no graph for that number of rows."""
     if engine.oracle is not None:
         engine.oracle.accept(case.accept)
     until = engine.ended_steps + count

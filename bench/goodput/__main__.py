@@ -14,7 +14,7 @@ the first gap (from first to second token) and inter-token latencies, in ms and 
 with --protocol grpc also what the router saw of first gaps: until the handoff's report, and from there.
 The table has the rate per GPU at which attainment crosses its goal, interpolated between the rates measured
 on both sides, which it names; DIR has goodput.md, goodput.json, goodput.html with one plot a limit, and each
-run's folder. `python -m bench.goodput report` makes the table anew, of several commands together or of one
+run's folder. `python -m bench.goodput report` makes the table again, of several commands together or of one
 that was cut off.
 
     --arm           [NAME=]KIND[ FLAGS]: vllm (one GPU), both, 2both, 1p1d, 2p1d, 1p1both, ...; FLAGS go to

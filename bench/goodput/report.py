@@ -3,7 +3,7 @@
     python -m bench.goodput report DIR [DIR ...] --out DIR [--tpot 6,8,12,20,30] [--ttft 500]
         [--attainment 0.9] [--ideal PROFILE] [--images DIR]
 
-makes it anew of runs that were made before, by several commands or by one that was cut off. Each DIR is the
+makes it of runs that were made before, by several commands or by one that was cut off. Each DIR is the
 --out of a `python -m bench.goodput`, all of one workload. Runs that did not end are left out, and so are arms
 without any. Runs of arms of one name are one curve a limit; where requests stated their limits, they are
 judged under these alone.

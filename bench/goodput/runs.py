@@ -66,7 +66,7 @@ def numbers(text: str) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One run: `rate` requests a second of the whole arm for `seconds`, by so many processes of loadgen."""
+    """One run: `rate` requests a second of the whole arm for `seconds`, by `processes` loadgen processes."""
 
     workload: Workload
     rate: float
@@ -132,7 +132,7 @@ class Overload:
     late_refusals: int
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Returns the fields as values of JSON."""
         return asdict(self)
 
 

@@ -39,7 +39,7 @@ _DEPTHS = 5
 
 
 class RealTime:
-    """The host's clock."""
+    """Reads the host's clock, and sleeps."""
 
     def now(self) -> float:
         return time.perf_counter()

@@ -30,10 +30,10 @@ class Time(Protocol):
     """A clock that can be advanced."""
 
     def now(self) -> float:
-        """The time in seconds."""
+        """Returns the time in seconds, of any origin."""
 
     def wait(self, seconds: float) -> None:
-        """Waits for so many seconds."""
+        """Waits for `seconds` of this clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class StepLog:
         self._planned: list[tuple[tuple[tuple[int, int], ...], float]] = []
 
     def record_step(self, step: PrefillStep) -> None:
-        """A step is begun."""
+        """Records a step that begins now."""
         runs = tuple(step.runs)
         self._planned.append((runs, self._cost.seconds_of(self._cost.of_step(runs))))
 

@@ -60,7 +60,7 @@ class Bench:
         self._folder = folder
 
     def cases(self, processes: int) -> Iterator[dict[str, object]]:
-        """The asked cases with so many router processes."""
+        """Runs the requested cases with `processes` router processes."""
         for case in self._arguments.cases.split(","):
             if case == "ttft":
                 yield self._ttft(processes)

@@ -120,11 +120,11 @@ class ClosedLoop:
         self._first = True
 
     def start(self) -> None:
-        """Begins, after a pause."""
+        """Begins after a pause of its own."""
         self._pause()
 
     def received(self, tokens: int) -> None:
-        """A message with so many tokens."""
+        """Counts a message that has `tokens` tokens."""
         if not self._received:
             self._counts.first_token((time.monotonic_ns() - self._sent_ns) / 1e6)
         self._received += tokens

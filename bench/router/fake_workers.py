@@ -50,7 +50,7 @@ class Sequence:
 
 
 class FakeWorkers:
-    """Both workers."""
+    """A prefill and a decode worker that compute nothing."""
 
     def __init__(self, folder: Path, step_s: float, slots: int) -> None:
         self._step_s = step_s
@@ -70,7 +70,7 @@ class FakeWorkers:
         return await prefill.start("127.0.0.1", 0), await decode.start("127.0.0.1", 0)
 
     async def stop(self) -> None:
-        """Ends all calls."""
+        """Ends all calls and both servers."""
         for server in self._servers:
             await server.stop(0)
 
@@ -223,7 +223,7 @@ class FakeWorkers:
 
 
 def encode_output(one: Sequence, count: int, *, last: bool) -> bytes:
-    """An element of SubscribeResponse.outputs."""
+    """Encodes one element of SubscribeResponse.outputs."""
     body = one.attempt + b"\x10" + _varint(one.next) + b"\x1a" + _varint(count) + bytes((TOKEN,)) * count
     if last:
         body += bytes((0x28, FinishReason.FINISH_REASON_LENGTH))

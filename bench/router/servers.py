@@ -53,7 +53,8 @@ def fake_workers(folder: Path, step_ms: float, slots: int, cores: Sequence[int])
 def router(
     folder: Path, workers: Workers, processes: int, streams: int, cores: Sequence[int]
 ) -> Iterator[Router]:
-    """Runs a router of so many processes on these cores, with room for `streams` connections and requests."""
+    """Runs a router of `processes` processes on `cores`, with room for `streams` connections and
+    requests."""
     config = RouterConfig(
         model=str(folder),
         served_model_name="fake",
@@ -103,14 +104,14 @@ class Clients:
         return [one.process.pid for one in self._processes]
 
     def start(self, streams: int, connections: int, **asked: Any) -> None:
-        """Opens all streams."""
+        """Opens the streams of all clients."""
         count = len(self._processes)
         for index, one in enumerate(self._processes):
             share = streams // count + (index < streams % count)
             one.call({"start": {**asked, "streams": share, "connections": max(1, connections // count)}})
 
     def reset(self) -> None:
-        """Counts from now on."""
+        """Sets all counts to zero."""
         for one in self._processes:
             one.call({"reset": True})
 

@@ -1,4 +1,4 @@
-"""How fast blocks travel: gathered, checksummed, sent, verified, scattered; and raw bytes for comparison.
+"""Rates of transfers: blocks gathered, checksummed, sent, verified and scattered, and raw bytes beside them.
 
     python -m bench.transfer --transport grpc|ipc [--mb 8,64,256] [--rounds 5] [--json]
     python -m bench.transfer --transport ipc|nccl --device cuda [--peer 1] [--mb 8,64] [--rounds 5] [--json]
@@ -17,14 +17,14 @@ On a GPU: blocks of 8 MiB, as an 8B model has in 16 bits, from the first GPU to 
 were handed over a millisecond before, as prefill does it, and only the commit is sent then. What arrived last
 is compared with what was sent.
 
-With --decode: the receiver's process decodes meanwhile, so many sequences of 1,024 tokens on random weights
+With --decode: the receiver's process decodes meanwhile, --decode sequences of 1,024 tokens on random weights
 of `--shape`, and 1,024 tokens' KV goes from this process to spare blocks of the very same cache: no transfer,
 as many as keep the batch (Poisson), two under way at all times; `bench/transfer/decode_windows.py` has the
 windows.
 Steps are timed by the GPU's own clock, on a CPU by the host's. The receiver's GPU is the one that `--peer`
-names, the sender's is the first, but for grpc: there what is sent lies in the host's memory. `--peer 0` is
-one GPU for both processes, which take turns on it: that slows a step by itself. Every transfer is verified,
-and the last one of a window compared byte by byte; where one fails there are no figures.
+names, the sender's is the first, except with grpc: there what is sent lies in the host's memory. `--peer 0`
+is one GPU for both processes, which take turns on it: that slows a step by itself. Every transfer is
+verified, and the last one of a window compared byte by byte; where one fails there are no figures.
 
 `python -m bench.cluster gpu --handoffs` measures how much of a handoff comes after a prompt's last step.
 With --json one object a case goes to stdout; progress goes to stderr.

@@ -5,11 +5,11 @@ KV cache.
 
 Writes {"endpoints"}, then answers each line of stdin, until that closes:
 
-    {"steps": n, "arrivals": b}   a window: admits the batch anew, decodes until it is full and warm, writes
+    {"steps": n, "arrivals": b}   a window: activates a new batch, decodes until it is full and warm, writes
                                   {"begun"}; n steps later the window's figures
     {"digest"}                    of all bytes of the transfer that ended last, and which that was
 
-Transfers are expected always, but for windows without arrivals. One loop turns both as a worker's engine
+Transfers are expected always, except in windows without arrivals. One loop turns both as a worker's engine
 does: links, a decode step, and a wait where neither had anything to do.
 """
 

@@ -1,6 +1,6 @@
 """Transfers into the KV cache of a decode engine that decodes meanwhile: what they cost its steps.
 
-Windows of as many steps each, every one with a batch admitted anew, so that contexts are the same in all:
+Windows of as many steps each, every one with a new batch, so that contexts are the same in all:
 
     alone        no transfer is expected
     paced        as many requests come as keep the batch there is: Poisson, batch / (output × a step) a second
