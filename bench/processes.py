@@ -23,7 +23,7 @@ import grpc.aio
 
 from baton.base.cluster_auth import RpcToken
 from baton.base.process_stat import process_stat
-from baton.v1.admin_pb2 import AdminServiceGetAuditRequest, WorkerAudit
+from baton.v1.admin_pb2 import AdminServiceGetAuditRequest, WorkerReport
 from baton.v1.admin_pb2_grpc import AdminServiceStub
 from services.common.processes.process_tree import descendants
 
@@ -31,7 +31,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 # Fields of /proc/stat's first line that are not computing time.
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7
 # Of an AdminService; of a child, which may load a model and capture its graphs; of a child's end.
-_AUDIT_S, _ANSWER_S, _END_S = 10.0, 300.0, 10.0
+_REPORT_S, _ANSWER_S, _END_S = 10.0, 300.0, 10.0
 # The secret of a measurement's cluster, whose workers are called directly.
 CLUSTER_SECRET = "the secret of a measurement's cluster"
 METADATA = RpcToken(CLUSTER_SECRET).metadata
@@ -76,10 +76,11 @@ def _machine() -> tuple[float, float]:
     return (sum(ticks) - ticks[_IDLE] - ticks[_IOWAIT] - ticks[_STEAL]) * _TICK_S, ticks[_STEAL] * _TICK_S
 
 
-async def worker_audits(admin: str) -> list[WorkerAudit]:
-    """Every worker's identity, address and audit, from the router's AdminService at `admin` (host:port)."""
+async def worker_reports(admin: str) -> list[WorkerReport]:
+    """Every worker's identity, address and integrity report, from the router's AdminService at `admin`
+    (host:port)."""
     async with grpc.aio.insecure_channel(admin) as channel:
-        answer = await AdminServiceStub(channel).GetAudit(AdminServiceGetAuditRequest(), timeout=_AUDIT_S)
+        answer = await AdminServiceStub(channel).GetAudit(AdminServiceGetAuditRequest(), timeout=_REPORT_S)
     return list(answer.workers)
 
 
@@ -89,9 +90,9 @@ async def cluster_processes(admin: str) -> dict[str, int]:
     """
     router = [pid for pid in descendants(os.getpid()) if b"services.router" in _command(pid)]
     pids = {"clients": os.getpid(), "router": router[0]}
-    for worker in await worker_audits(admin):
+    for worker in await worker_reports(admin):
         role = worker.identity.name.partition("-")[0]
-        pids |= {f"{role}_front": worker.audit.front_pid, f"{role}_engine": worker.audit.engine_pid}
+        pids |= {f"{role}_front": worker.report.front_pid, f"{role}_engine": worker.report.engine_pid}
     return pids
 
 

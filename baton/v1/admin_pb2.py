@@ -27,15 +27,15 @@ from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 from baton.v1 import worker_pb2 as baton_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/admin.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/router.proto\x1a\x14\x62\x61ton/v1/types.proto\x1a\x15\x62\x61ton/v1/worker.proto\"!\n\x11SwitchPoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"9\n\x12SwitchPoolResponse\x12#\n\x05pools\x18\x01 \x03(\x0b\x32\x14.baton.v1.PoolStatus\"\x8c\x01\n\nPoolStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1c\n\x04pool\x18\x02 \x01(\x0b\x32\x0e.baton.v1.Pool\x12\x0f\n\x07\x63urrent\x18\x03 \x01(\x08\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x0f\n\x07workers\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r\x12\x12\n\ncompatible\x18\x07 \x01(\x08\"I\n\x1c\x41\x64minServiceGetStatusRequest\x12\x10\n\x08window_s\x18\x01 \x01(\r\x12\x17\n\x0f\x63heck_integrity\x18\x02 \x01(\x08\"\xe7\x01\n\x1d\x41\x64minServiceGetStatusResponse\x12&\n\x06router\x18\x01 \x01(\x0b\x32\x16.baton.v1.RouterStatus\x12\'\n\x07workers\x18\x02 \x03(\x0b\x32\x16.baton.v1.WorkerStatus\x12$\n\x05store\x18\x03 \x01(\x0b\x32\x15.baton.v1.StoreStatus\x12\x14\n\x0cgrpc_address\x18\x04 \x01(\t\x12\x14\n\x0chttp_address\x18\x05 \x01(\t\x12#\n\x05pools\x18\x06 \x03(\x0b\x32\x14.baton.v1.PoolStatus\"-\n\x1b\x41\x64minServiceGetAuditRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\"l\n\x1c\x41\x64minServiceGetAuditResponse\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.baton.v1.WorkerAudit\x12$\n\x05store\x18\x02 \x01(\x0b\x32\x15.baton.v1.StoreStatus\".\n\x0c\x44rainRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06resume\x18\x02 \x01(\x08\"7\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x15\n\rqueued_tokens\x18\x02 \x01(\x04\"y\n\x0bWorkerAudit\x12*\n\x08identity\x18\x01 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x1e\n\x05\x61udit\x18\x03 \x01(\x0b\x32\x0f.baton.v1.Audit\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\xdc\x01\n\x0cWorkerStatus\x12$\n\x05state\x18\x01 \x01(\x0e\x32\x15.baton.v1.WorkerState\x12%\n\x06worker\x18\x02 \x01(\x0b\x32\x15.baton.v1.WorkerAudit\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x17\n\x0fmetrics_address\x18\x04 \x01(\t\x12\x0c\n\x04pool\x18\x05 \x01(\t\x12\x15\n\rweight_format\x18\x06 \x01(\t\x12*\n\x0c\x66\x61iled_links\x18\x07 \x03(\x0b\x32\x14.baton.v1.FailedLink\"R\n\nFailedLink\x12\x0e\n\x06\x64\x65\x63ode\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08\x66\x61ilures\x18\x03 \x01(\r\x12\x12\n\nretry_in_s\x18\x04 \x01(\x01\"\xfd\x01\n\x0bStoreStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x10\n\x08\x65mbedded\x18\x03 \x01(\x08\x12\x10\n\x08restarts\x18\x04 \x01(\r\x12\x1a\n\runavailable_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\x12registered_workers\x18\x06 \x01(\r\x12\x19\n\x0cjournal_open\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\x17\n\x0fjournal_pending\x18\x08 \x01(\r\x12\x17\n\x0fjournal_dropped\x18\t \x01(\x04\x42\x10\n\x0e_unavailable_sB\x0f\n\r_journal_open*\xcb\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x19\n\x15WORKER_STATE_STARTING\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x1c\n\x18WORKER_STATE_UNREACHABLE\x10\x04\x12\x15\n\x11WORKER_STATE_LOST\x10\x05\x12\x1b\n\x17WORKER_STATE_OTHER_POOL\x10\x06\x32\xca\x02\n\x0c\x41\x64minService\x12\\\n\tGetStatus\x12&.baton.v1.AdminServiceGetStatusRequest\x1a\'.baton.v1.AdminServiceGetStatusResponse\x12Y\n\x08GetAudit\x12%.baton.v1.AdminServiceGetAuditRequest\x1a&.baton.v1.AdminServiceGetAuditResponse\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponse\x12G\n\nSwitchPool\x12\x1b.baton.v1.SwitchPoolRequest\x1a\x1c.baton.v1.SwitchPoolResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/admin.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/router.proto\x1a\x14\x62\x61ton/v1/types.proto\x1a\x15\x62\x61ton/v1/worker.proto\"!\n\x11SwitchPoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"9\n\x12SwitchPoolResponse\x12#\n\x05pools\x18\x01 \x03(\x0b\x32\x14.baton.v1.PoolStatus\"\x8c\x01\n\nPoolStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1c\n\x04pool\x18\x02 \x01(\x0b\x32\x0e.baton.v1.Pool\x12\x0f\n\x07\x63urrent\x18\x03 \x01(\x08\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x0f\n\x07workers\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r\x12\x12\n\ncompatible\x18\x07 \x01(\x08\"I\n\x1c\x41\x64minServiceGetStatusRequest\x12\x10\n\x08window_s\x18\x01 \x01(\r\x12\x17\n\x0f\x63heck_integrity\x18\x02 \x01(\x08\"\xe7\x01\n\x1d\x41\x64minServiceGetStatusResponse\x12&\n\x06router\x18\x01 \x01(\x0b\x32\x16.baton.v1.RouterStatus\x12\'\n\x07workers\x18\x02 \x03(\x0b\x32\x16.baton.v1.WorkerStatus\x12$\n\x05store\x18\x03 \x01(\x0b\x32\x15.baton.v1.StoreStatus\x12\x14\n\x0cgrpc_address\x18\x04 \x01(\t\x12\x14\n\x0chttp_address\x18\x05 \x01(\t\x12#\n\x05pools\x18\x06 \x03(\x0b\x32\x14.baton.v1.PoolStatus\"-\n\x1b\x41\x64minServiceGetAuditRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\"m\n\x1c\x41\x64minServiceGetAuditResponse\x12\'\n\x07workers\x18\x01 \x03(\x0b\x32\x16.baton.v1.WorkerReport\x12$\n\x05store\x18\x02 \x01(\x0b\x32\x15.baton.v1.StoreStatus\".\n\x0c\x44rainRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06resume\x18\x02 \x01(\x08\"7\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x15\n\rqueued_tokens\x18\x02 \x01(\x04\"\x8c\x01\n\x0cWorkerReport\x12*\n\x08identity\x18\x01 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x30\n\x06report\x18\x03 \x01(\x0b\x32\x19.baton.v1.IntegrityReportR\x05\x61udit\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\xdd\x01\n\x0cWorkerStatus\x12$\n\x05state\x18\x01 \x01(\x0e\x32\x15.baton.v1.WorkerState\x12&\n\x06worker\x18\x02 \x01(\x0b\x32\x16.baton.v1.WorkerReport\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x17\n\x0fmetrics_address\x18\x04 \x01(\t\x12\x0c\n\x04pool\x18\x05 \x01(\t\x12\x15\n\rweight_format\x18\x06 \x01(\t\x12*\n\x0c\x66\x61iled_links\x18\x07 \x03(\x0b\x32\x14.baton.v1.FailedLink\"R\n\nFailedLink\x12\x0e\n\x06\x64\x65\x63ode\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08\x66\x61ilures\x18\x03 \x01(\r\x12\x12\n\nretry_in_s\x18\x04 \x01(\x01\"\xfd\x01\n\x0bStoreStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x10\n\x08\x65mbedded\x18\x03 \x01(\x08\x12\x10\n\x08restarts\x18\x04 \x01(\r\x12\x1a\n\runavailable_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\x12registered_workers\x18\x06 \x01(\r\x12\x19\n\x0cjournal_open\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\x17\n\x0fjournal_pending\x18\x08 \x01(\r\x12\x17\n\x0fjournal_dropped\x18\t \x01(\x04\x42\x10\n\x0e_unavailable_sB\x0f\n\r_journal_open*\xcb\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x19\n\x15WORKER_STATE_STARTING\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x1c\n\x18WORKER_STATE_UNREACHABLE\x10\x04\x12\x15\n\x11WORKER_STATE_LOST\x10\x05\x12\x1b\n\x17WORKER_STATE_OTHER_POOL\x10\x06\x32\xca\x02\n\x0c\x41\x64minService\x12\\\n\tGetStatus\x12&.baton.v1.AdminServiceGetStatusRequest\x1a\'.baton.v1.AdminServiceGetStatusResponse\x12Y\n\x08GetAudit\x12%.baton.v1.AdminServiceGetAuditRequest\x1a&.baton.v1.AdminServiceGetAuditResponse\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponse\x12G\n\nSwitchPool\x12\x1b.baton.v1.SwitchPoolRequest\x1a\x1c.baton.v1.SwitchPoolResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATE']._serialized_start=1597
-  _globals['_WORKERSTATE']._serialized_end=1800
+  _globals['_WORKERSTATE']._serialized_start=1619
+  _globals['_WORKERSTATE']._serialized_end=1822
   _globals['_SWITCHPOOLREQUEST']._serialized_start=102
   _globals['_SWITCHPOOLREQUEST']._serialized_end=135
   _globals['_SWITCHPOOLRESPONSE']._serialized_start=137
@@ -49,19 +49,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADMINSERVICEGETAUDITREQUEST']._serialized_start=648
   _globals['_ADMINSERVICEGETAUDITREQUEST']._serialized_end=693
   _globals['_ADMINSERVICEGETAUDITRESPONSE']._serialized_start=695
-  _globals['_ADMINSERVICEGETAUDITRESPONSE']._serialized_end=803
-  _globals['_DRAINREQUEST']._serialized_start=805
-  _globals['_DRAINREQUEST']._serialized_end=851
-  _globals['_DRAINRESPONSE']._serialized_start=853
-  _globals['_DRAINRESPONSE']._serialized_end=908
-  _globals['_WORKERAUDIT']._serialized_start=910
-  _globals['_WORKERAUDIT']._serialized_end=1031
-  _globals['_WORKERSTATUS']._serialized_start=1034
-  _globals['_WORKERSTATUS']._serialized_end=1254
-  _globals['_FAILEDLINK']._serialized_start=1256
-  _globals['_FAILEDLINK']._serialized_end=1338
-  _globals['_STORESTATUS']._serialized_start=1341
-  _globals['_STORESTATUS']._serialized_end=1594
-  _globals['_ADMINSERVICE']._serialized_start=1803
-  _globals['_ADMINSERVICE']._serialized_end=2133
+  _globals['_ADMINSERVICEGETAUDITRESPONSE']._serialized_end=804
+  _globals['_DRAINREQUEST']._serialized_start=806
+  _globals['_DRAINREQUEST']._serialized_end=852
+  _globals['_DRAINRESPONSE']._serialized_start=854
+  _globals['_DRAINRESPONSE']._serialized_end=909
+  _globals['_WORKERREPORT']._serialized_start=912
+  _globals['_WORKERREPORT']._serialized_end=1052
+  _globals['_WORKERSTATUS']._serialized_start=1055
+  _globals['_WORKERSTATUS']._serialized_end=1276
+  _globals['_FAILEDLINK']._serialized_start=1278
+  _globals['_FAILEDLINK']._serialized_end=1360
+  _globals['_STORESTATUS']._serialized_start=1363
+  _globals['_STORESTATUS']._serialized_end=1616
+  _globals['_ADMINSERVICE']._serialized_start=1825
+  _globals['_ADMINSERVICE']._serialized_end=2155
 # @@protoc_insertion_point(module_scope)

@@ -240,7 +240,7 @@ class AdminServiceGetAuditResponse(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerAudit]: ...
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerReport]: ...
     @_builtins.property
     def store(self) -> Global___StoreStatus:
         """Unset where the router keeps no state."""
@@ -248,7 +248,7 @@ class AdminServiceGetAuditResponse(_message.Message):
     def __init__(
         self,
         *,
-        workers: _abc.Iterable[Global___WorkerAudit] | None = ...,
+        workers: _abc.Iterable[Global___WorkerReport] | None = ...,
         store: Global___StoreStatus | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["store", b"store"]  # noqa: Y015
@@ -312,35 +312,37 @@ class DrainResponse(_message.Message):
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 
 @_typing.final
-class WorkerAudit(_message.Message):
+class WorkerReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     IDENTITY_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
-    AUDIT_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     error: _builtins.str
-    """Why the audit is missing; empty if it is present."""
+    """Why the report is missing; empty if it is present."""
     @_builtins.property
     def identity(self) -> _types_pb2.WorkerIdentity: ...
     @_builtins.property
-    def audit(self) -> _worker_pb2.Audit: ...
+    def report(self) -> _worker_pb2.IntegrityReport:
+        """Its name in JSON, and that of the calls, is older than the message's."""
+
     def __init__(
         self,
         *,
         identity: _types_pb2.WorkerIdentity | None = ...,
         address: _builtins.str = ...,
-        audit: _worker_pb2.Audit | None = ...,
+        report: _worker_pb2.IntegrityReport | None = ...,
         error: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "identity", b"identity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "audit", b"audit", "error", b"error", "identity", b"identity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "error", b"error", "identity", b"identity", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WorkerAudit: _TypeAlias = WorkerAudit  # noqa: Y015
+Global___WorkerReport: _TypeAlias = WorkerReport  # noqa: Y015
 
 @_typing.final
 class WorkerStatus(_message.Message):
@@ -363,7 +365,7 @@ class WorkerStatus(_message.Message):
     weight_format: _builtins.str
     """Format of its weights."""
     @_builtins.property
-    def worker(self) -> Global___WorkerAudit: ...
+    def worker(self) -> Global___WorkerReport: ...
     @_builtins.property
     def failed_links(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedLink]:
         """The links from it to decode workers over which this router's requests failed, until one succeeds."""
@@ -372,7 +374,7 @@ class WorkerStatus(_message.Message):
         self,
         *,
         state: Global___WorkerState.ValueType = ...,
-        worker: Global___WorkerAudit | None = ...,
+        worker: Global___WorkerReport | None = ...,
         queued_tokens: _builtins.int = ...,
         metrics_address: _builtins.str = ...,
         pool: _builtins.str = ...,

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class AdminServiceStub:
     """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
-    incarnations and every worker's audit, and can drain workers and switch pools.
+    incarnations and every worker's integrity report, and can drain workers and switch pools.
     """
 
     def __init__(self, channel):
@@ -60,11 +60,11 @@ class AdminServiceStub:
 
 class AdminServiceServicer:
     """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
-    incarnations and every worker's audit, and can drain workers and switch pools.
+    incarnations and every worker's integrity report, and can drain workers and switch pools.
     """
 
     def GetStatus(self, request, context):
-        """Totals, the state and audit of every worker, and the state store.
+        """Totals, the state and integrity report of every worker, and the state store.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,7 +127,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
     """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
-    incarnations and every worker's audit, and can drain workers and switch pools.
+    incarnations and every worker's integrity report, and can drain workers and switch pools.
     """
 
     @staticmethod

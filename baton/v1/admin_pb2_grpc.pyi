@@ -28,7 +28,7 @@ GRPC_VERSION: str
 
 class AdminServiceStub:
     """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
-    incarnations and every worker's audit, and can drain workers and switch pools.
+    incarnations and every worker's integrity report, and can drain workers and switch pools.
     """
 
     @_typing.overload
@@ -36,7 +36,7 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminServiceGetStatusRequest, _admin_pb2.AdminServiceGetStatusResponse]
-    """Totals, the state and audit of every worker, and the state store."""
+    """Totals, the state and integrity report of every worker, and the state store."""
     GetAudit: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminServiceGetAuditRequest, _admin_pb2.AdminServiceGetAuditResponse]
     """Resources and counters of workers, with an integrity check. NOT_FOUND for an unknown worker."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
@@ -52,12 +52,12 @@ class AdminServiceStub:
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
     """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
-    incarnations and every worker's audit, and can drain workers and switch pools.
+    incarnations and every worker's integrity report, and can drain workers and switch pools.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminServiceGetStatusRequest, _admin_pb2.AdminServiceGetStatusResponse]  # type: ignore[assignment]
-    """Totals, the state and audit of every worker, and the state store."""
+    """Totals, the state and integrity report of every worker, and the state store."""
     GetAudit: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminServiceGetAuditRequest, _admin_pb2.AdminServiceGetAuditResponse]  # type: ignore[assignment]
     """Resources and counters of workers, with an integrity check. NOT_FOUND for an unknown worker."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
@@ -72,7 +72,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
-    incarnations and every worker's audit, and can drain workers and switch pools.
+    incarnations and every worker's integrity report, and can drain workers and switch pools.
     """
 
     @_abc_1.abstractmethod
@@ -81,7 +81,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AdminServiceGetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AdminServiceGetStatusResponse, _abc.Awaitable[_admin_pb2.AdminServiceGetStatusResponse]]:
-        """Totals, the state and audit of every worker, and the state store."""
+        """Totals, the state and integrity report of every worker, and the state store."""
 
     @_abc_1.abstractmethod
     def GetAudit(

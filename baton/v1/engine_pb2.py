@@ -28,7 +28,7 @@ from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 from baton.v1 import worker_pb2 as baton_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/engine.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/decode.proto\x1a\x16\x62\x61ton/v1/prefill.proto\x1a\x14\x62\x61ton/v1/types.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\x94\x04\n\rEngineCommand\x12\n\n\x02id\x18\x01 \x01(\x04\x12+\n\x07reserve\x18\x02 \x01(\x0b\x32\x18.baton.v1.ReserveRequestH\x00\x12+\n\x07prefill\x18\x03 \x01(\x0b\x32\x18.baton.v1.PrefillRequestH\x00\x12)\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x17.baton.v1.CancelCommandH\x00\x12\x30\n\nslot_ended\x18\x05 \x01(\x0b\x32\x1a.baton.v1.SlotEndedCommandH\x00\x12*\n\x05\x61udit\x18\x06 \x01(\x0b\x32\x19.baton.v1.GetAuditRequestH\x00\x12\x34\n\rhandoff_state\x18\x07 \x01(\x0b\x32\x1b.baton.v1.GetHandoffRequestH\x00\x12-\n\x08\x64\x65scribe\x18\x08 \x01(\x0b\x32\x19.baton.v1.DescribeRequestH\x00\x12%\n\x04stop\x18\t \x01(\x0b\x32\x15.baton.v1.StopCommandH\x00\x12\x38\n\x0eprovide_ticket\x18\n \x01(\x0b\x32\x1e.baton.v1.ProvideTicketRequestH\x00\x12)\n\x06\x63\x61nary\x18\x0b \x01(\x0b\x32\x17.baton.v1.CanaryCommandH\x00\x12\x18\n\x10\x66irst_token_mask\x18\x0c \x01(\x0c\x42\t\n\x07\x63ommand\"R\n\rCanaryCommand\x12\"\n\x04side\x18\x01 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64mit\x18\x03 \x01(\x08\"I\n\rCancelCommand\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x14\n\x0cprefill_only\x18\x02 \x01(\x08\"G\n\x10SlotEndedCommand\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"\r\n\x0bStopCommand\"\xe3\x04\n\x0b\x45ngineEvent\x12\n\n\x02id\x18\x01 \x01(\x04\x12%\n\x05ready\x18\x02 \x01(\x0b\x32\x14.baton.v1.ReadyEventH\x00\x12+\n\x08reserved\x18\x03 \x01(\x0b\x32\x17.baton.v1.ReservedEventH\x00\x12,\n\x07prefill\x18\x04 \x01(\x0b\x32\x19.baton.v1.PrefillResponseH\x00\x12\x34\n\rprefill_ended\x18\x05 \x01(\x0b\x32\x1b.baton.v1.PrefillEndedEventH\x00\x12\'\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x15.baton.v1.FailedEventH\x00\x12 \n\x05\x61udit\x18\x07 \x01(\x0b\x32\x0f.baton.v1.AuditH\x00\x12\x35\n\rhandoff_state\x18\x08 \x01(\x0b\x32\x1c.baton.v1.GetHandoffResponseH\x00\x12\x1e\n\x04load\x18\t \x01(\x0b\x32\x0e.baton.v1.LoadH\x00\x12#\n\x04\x64one\x18\n \x01(\x0b\x32\x13.baton.v1.DoneEventH\x00\x12\x32\n\x0cticket_ended\x18\x0b \x01(\x0b\x32\x1a.baton.v1.TicketEndedEventH\x00\x12+\n\x08prefixes\x18\x0c \x01(\x0b\x32\x17.baton.v1.PrefixesEventH\x00\x12\x36\n\x0erestart_needed\x18\r \x01(\x0b\x32\x1c.baton.v1.RestartNeededEventH\x00\x12\'\n\x06\x63\x61nary\x18\x0e \x01(\x0b\x32\x15.baton.v1.CanaryEventH\x00\x42\x07\n\x05\x65vent\"?\n\x0b\x43\x61naryEvent\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"\xa7\x02\n\nReadyEvent\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\x0c\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1c\n\x04load\x18\x04 \x01(\x0b\x32\x0e.baton.v1.Load\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x13\n\x0b\x63\x61\x63he_dtype\x18\x07 \x01(\t\x12\x1c\n\x04pool\x18\x14 \x01(\x0b\x32\x0e.baton.v1.Pool\x12\x15\n\rweight_format\x18\x15 \x01(\t\x12.\n\x12transfer_endpoints\x18\x16 \x03(\x0b\x32\x12.baton.v1.Endpoint\x12&\n\x06limits\x18\x17 \x01(\x0b\x32\x16.baton.v1.WorkerLimitsJ\x04\x08\x06\x10\x07\"e\n\rReservedEvent\x12 \n\x06ticket\x18\x01 \x01(\x0b\x32\x10.baton.v1.Ticket\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x10\n\x08kv_bytes\x18\x04 \x01(\x04\"P\n\x11PrefillEndedEvent\x12\x12\n\nstarted_ns\x18\x01 \x01(\x06\x12\x13\n\x0b\x63omputed_ns\x18\x02 \x01(\x06\x12\x12\n\nshipped_ns\x18\x03 \x01(\x06\"h\n\x0b\x46\x61iledEvent\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.baton.v1.ErrorKind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x05\x63\x61use\x18\x03 \x01(\x0e\x32\x16.baton.v1.FailureCause\"\x0b\n\tDoneEvent\"X\n\x10TicketEndedEvent\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\r\"/\n\rPrefixesEvent\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x01 \x03(\x0c\x12\x0f\n\x07removed\x18\x02 \x03(\x0c\"$\n\x12RestartNeededEvent\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/engine.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/decode.proto\x1a\x16\x62\x61ton/v1/prefill.proto\x1a\x14\x62\x61ton/v1/types.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\x95\x04\n\rEngineCommand\x12\n\n\x02id\x18\x01 \x01(\x04\x12+\n\x07reserve\x18\x02 \x01(\x0b\x32\x18.baton.v1.ReserveRequestH\x00\x12+\n\x07prefill\x18\x03 \x01(\x0b\x32\x18.baton.v1.PrefillRequestH\x00\x12)\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x17.baton.v1.CancelCommandH\x00\x12\x30\n\nslot_ended\x18\x05 \x01(\x0b\x32\x1a.baton.v1.SlotEndedCommandH\x00\x12+\n\x06report\x18\x06 \x01(\x0b\x32\x19.baton.v1.GetAuditRequestH\x00\x12\x34\n\rhandoff_state\x18\x07 \x01(\x0b\x32\x1b.baton.v1.GetHandoffRequestH\x00\x12-\n\x08\x64\x65scribe\x18\x08 \x01(\x0b\x32\x19.baton.v1.DescribeRequestH\x00\x12%\n\x04stop\x18\t \x01(\x0b\x32\x15.baton.v1.StopCommandH\x00\x12\x38\n\x0eprovide_ticket\x18\n \x01(\x0b\x32\x1e.baton.v1.ProvideTicketRequestH\x00\x12)\n\x06\x63\x61nary\x18\x0b \x01(\x0b\x32\x17.baton.v1.CanaryCommandH\x00\x12\x18\n\x10\x66irst_token_mask\x18\x0c \x01(\x0c\x42\t\n\x07\x63ommand\"R\n\rCanaryCommand\x12\"\n\x04side\x18\x01 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64mit\x18\x03 \x01(\x08\"I\n\rCancelCommand\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x14\n\x0cprefill_only\x18\x02 \x01(\x08\"G\n\x10SlotEndedCommand\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"\r\n\x0bStopCommand\"\xee\x04\n\x0b\x45ngineEvent\x12\n\n\x02id\x18\x01 \x01(\x04\x12%\n\x05ready\x18\x02 \x01(\x0b\x32\x14.baton.v1.ReadyEventH\x00\x12+\n\x08reserved\x18\x03 \x01(\x0b\x32\x17.baton.v1.ReservedEventH\x00\x12,\n\x07prefill\x18\x04 \x01(\x0b\x32\x19.baton.v1.PrefillResponseH\x00\x12\x34\n\rprefill_ended\x18\x05 \x01(\x0b\x32\x1b.baton.v1.PrefillEndedEventH\x00\x12\'\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x15.baton.v1.FailedEventH\x00\x12+\n\x06report\x18\x07 \x01(\x0b\x32\x19.baton.v1.IntegrityReportH\x00\x12\x35\n\rhandoff_state\x18\x08 \x01(\x0b\x32\x1c.baton.v1.GetHandoffResponseH\x00\x12\x1e\n\x04load\x18\t \x01(\x0b\x32\x0e.baton.v1.LoadH\x00\x12#\n\x04\x64one\x18\n \x01(\x0b\x32\x13.baton.v1.DoneEventH\x00\x12\x32\n\x0cticket_ended\x18\x0b \x01(\x0b\x32\x1a.baton.v1.TicketEndedEventH\x00\x12+\n\x08prefixes\x18\x0c \x01(\x0b\x32\x17.baton.v1.PrefixesEventH\x00\x12\x36\n\x0erestart_needed\x18\r \x01(\x0b\x32\x1c.baton.v1.RestartNeededEventH\x00\x12\'\n\x06\x63\x61nary\x18\x0e \x01(\x0b\x32\x15.baton.v1.CanaryEventH\x00\x42\x07\n\x05\x65vent\"?\n\x0b\x43\x61naryEvent\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"\xa7\x02\n\nReadyEvent\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\x0c\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1c\n\x04load\x18\x04 \x01(\x0b\x32\x0e.baton.v1.Load\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x13\n\x0b\x63\x61\x63he_dtype\x18\x07 \x01(\t\x12\x1c\n\x04pool\x18\x14 \x01(\x0b\x32\x0e.baton.v1.Pool\x12\x15\n\rweight_format\x18\x15 \x01(\t\x12.\n\x12transfer_endpoints\x18\x16 \x03(\x0b\x32\x12.baton.v1.Endpoint\x12&\n\x06limits\x18\x17 \x01(\x0b\x32\x16.baton.v1.WorkerLimitsJ\x04\x08\x06\x10\x07\"e\n\rReservedEvent\x12 \n\x06ticket\x18\x01 \x01(\x0b\x32\x10.baton.v1.Ticket\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x10\n\x08kv_bytes\x18\x04 \x01(\x04\"P\n\x11PrefillEndedEvent\x12\x12\n\nstarted_ns\x18\x01 \x01(\x06\x12\x13\n\x0b\x63omputed_ns\x18\x02 \x01(\x06\x12\x12\n\nshipped_ns\x18\x03 \x01(\x06\"h\n\x0b\x46\x61iledEvent\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.baton.v1.ErrorKind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x05\x63\x61use\x18\x03 \x01(\x0e\x32\x16.baton.v1.FailureCause\"\x0b\n\tDoneEvent\"X\n\x10TicketEndedEvent\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\r\"/\n\rPrefixesEvent\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x01 \x03(\x0c\x12\x0f\n\x07removed\x18\x02 \x03(\x0c\"$\n\x12RestartNeededEvent\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,33 +36,33 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.engine_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENGINECOMMAND']._serialized_start=128
-  _globals['_ENGINECOMMAND']._serialized_end=660
-  _globals['_CANARYCOMMAND']._serialized_start=662
-  _globals['_CANARYCOMMAND']._serialized_end=744
-  _globals['_CANCELCOMMAND']._serialized_start=746
-  _globals['_CANCELCOMMAND']._serialized_end=819
-  _globals['_SLOTENDEDCOMMAND']._serialized_start=821
-  _globals['_SLOTENDEDCOMMAND']._serialized_end=892
-  _globals['_STOPCOMMAND']._serialized_start=894
-  _globals['_STOPCOMMAND']._serialized_end=907
-  _globals['_ENGINEEVENT']._serialized_start=910
-  _globals['_ENGINEEVENT']._serialized_end=1521
-  _globals['_CANARYEVENT']._serialized_start=1523
-  _globals['_CANARYEVENT']._serialized_end=1586
-  _globals['_READYEVENT']._serialized_start=1589
-  _globals['_READYEVENT']._serialized_end=1884
-  _globals['_RESERVEDEVENT']._serialized_start=1886
-  _globals['_RESERVEDEVENT']._serialized_end=1987
-  _globals['_PREFILLENDEDEVENT']._serialized_start=1989
-  _globals['_PREFILLENDEDEVENT']._serialized_end=2069
-  _globals['_FAILEDEVENT']._serialized_start=2071
-  _globals['_FAILEDEVENT']._serialized_end=2175
-  _globals['_DONEEVENT']._serialized_start=2177
-  _globals['_DONEEVENT']._serialized_end=2188
-  _globals['_TICKETENDEDEVENT']._serialized_start=2190
-  _globals['_TICKETENDEDEVENT']._serialized_end=2278
-  _globals['_PREFIXESEVENT']._serialized_start=2280
-  _globals['_PREFIXESEVENT']._serialized_end=2327
-  _globals['_RESTARTNEEDEDEVENT']._serialized_start=2329
-  _globals['_RESTARTNEEDEDEVENT']._serialized_end=2365
+  _globals['_ENGINECOMMAND']._serialized_end=661
+  _globals['_CANARYCOMMAND']._serialized_start=663
+  _globals['_CANARYCOMMAND']._serialized_end=745
+  _globals['_CANCELCOMMAND']._serialized_start=747
+  _globals['_CANCELCOMMAND']._serialized_end=820
+  _globals['_SLOTENDEDCOMMAND']._serialized_start=822
+  _globals['_SLOTENDEDCOMMAND']._serialized_end=893
+  _globals['_STOPCOMMAND']._serialized_start=895
+  _globals['_STOPCOMMAND']._serialized_end=908
+  _globals['_ENGINEEVENT']._serialized_start=911
+  _globals['_ENGINEEVENT']._serialized_end=1533
+  _globals['_CANARYEVENT']._serialized_start=1535
+  _globals['_CANARYEVENT']._serialized_end=1598
+  _globals['_READYEVENT']._serialized_start=1601
+  _globals['_READYEVENT']._serialized_end=1896
+  _globals['_RESERVEDEVENT']._serialized_start=1898
+  _globals['_RESERVEDEVENT']._serialized_end=1999
+  _globals['_PREFILLENDEDEVENT']._serialized_start=2001
+  _globals['_PREFILLENDEDEVENT']._serialized_end=2081
+  _globals['_FAILEDEVENT']._serialized_start=2083
+  _globals['_FAILEDEVENT']._serialized_end=2187
+  _globals['_DONEEVENT']._serialized_start=2189
+  _globals['_DONEEVENT']._serialized_end=2200
+  _globals['_TICKETENDEDEVENT']._serialized_start=2202
+  _globals['_TICKETENDEDEVENT']._serialized_end=2290
+  _globals['_PREFIXESEVENT']._serialized_start=2292
+  _globals['_PREFIXESEVENT']._serialized_end=2339
+  _globals['_RESTARTNEEDEDEVENT']._serialized_start=2341
+  _globals['_RESTARTNEEDEDEVENT']._serialized_end=2377
 # @@protoc_insertion_point(module_scope)

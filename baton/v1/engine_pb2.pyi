@@ -33,7 +33,7 @@ class EngineCommand(_message.Message):
     PREFILL_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     SLOT_ENDED_FIELD_NUMBER: _builtins.int
-    AUDIT_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
     HANDOFF_STATE_FIELD_NUMBER: _builtins.int
     DESCRIBE_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
@@ -55,7 +55,7 @@ class EngineCommand(_message.Message):
     @_builtins.property
     def slot_ended(self) -> Global___SlotEndedCommand: ...
     @_builtins.property
-    def audit(self) -> _worker_pb2.GetAuditRequest: ...
+    def report(self) -> _worker_pb2.GetAuditRequest: ...
     @_builtins.property
     def handoff_state(self) -> _decode_pb2.GetHandoffRequest: ...
     @_builtins.property
@@ -76,7 +76,7 @@ class EngineCommand(_message.Message):
         prefill: _prefill_pb2.PrefillRequest | None = ...,
         cancel: Global___CancelCommand | None = ...,
         slot_ended: Global___SlotEndedCommand | None = ...,
-        audit: _worker_pb2.GetAuditRequest | None = ...,
+        report: _worker_pb2.GetAuditRequest | None = ...,
         handoff_state: _decode_pb2.GetHandoffRequest | None = ...,
         describe: _worker_pb2.DescribeRequest | None = ...,
         stop: Global___StopCommand | None = ...,
@@ -84,11 +84,11 @@ class EngineCommand(_message.Message):
         canary: Global___CanaryCommand | None = ...,
         first_token_mask: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "canary", b"canary", "cancel", b"cancel", "command", b"command", "describe", b"describe", "handoff_state", b"handoff_state", "prefill", b"prefill", "provide_ticket", b"provide_ticket", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "cancel", b"cancel", "command", b"command", "describe", b"describe", "handoff_state", b"handoff_state", "prefill", b"prefill", "provide_ticket", b"provide_ticket", "report", b"report", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "canary", b"canary", "cancel", b"cancel", "command", b"command", "describe", b"describe", "first_token_mask", b"first_token_mask", "handoff_state", b"handoff_state", "id", b"id", "prefill", b"prefill", "provide_ticket", b"provide_ticket", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "cancel", b"cancel", "command", b"command", "describe", b"describe", "first_token_mask", b"first_token_mask", "handoff_state", b"handoff_state", "id", b"id", "prefill", b"prefill", "provide_ticket", b"provide_ticket", "report", b"report", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["reserve", "prefill", "cancel", "slot_ended", "audit", "handoff_state", "describe", "stop", "provide_ticket", "canary"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["reserve", "prefill", "cancel", "slot_ended", "report", "handoff_state", "describe", "stop", "provide_ticket", "canary"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -97,7 +97,7 @@ Global___EngineCommand: _TypeAlias = EngineCommand  # noqa: Y015
 @_typing.final
 class CanaryCommand(_message.Message):
     """Begins a short generation of the worker's own, by which its front judges whether requests would be served; at
-    most one runs on each side. It is left out of the audit's counts of prompts and tokens, and of the prefix cache.
+    most one runs on each side. It is left out of the integrity report's counts of prompts and tokens, and of the prefix cache.
     A prompt's is answered by prefill_ended. An output's takes two commands: the first one is answered by canary, and
     is given a slot; the second one, with admit, has it decoded. So whoever reads the output ring knows the slot
     before its first token can be there.
@@ -212,7 +212,7 @@ class EngineEvent(_message.Message):
     PREFILL_FIELD_NUMBER: _builtins.int
     PREFILL_ENDED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
-    AUDIT_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
     HANDOFF_STATE_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
@@ -232,7 +232,7 @@ class EngineEvent(_message.Message):
     @_builtins.property
     def failed(self) -> Global___FailedEvent: ...
     @_builtins.property
-    def audit(self) -> _worker_pb2.Audit: ...
+    def report(self) -> _worker_pb2.IntegrityReport: ...
     @_builtins.property
     def handoff_state(self) -> _decode_pb2.GetHandoffResponse: ...
     @_builtins.property
@@ -256,7 +256,7 @@ class EngineEvent(_message.Message):
         prefill: _prefill_pb2.PrefillResponse | None = ...,
         prefill_ended: Global___PrefillEndedEvent | None = ...,
         failed: Global___FailedEvent | None = ...,
-        audit: _worker_pb2.Audit | None = ...,
+        report: _worker_pb2.IntegrityReport | None = ...,
         handoff_state: _decode_pb2.GetHandoffResponse | None = ...,
         load: _worker_pb2.Load | None = ...,
         done: Global___DoneEvent | None = ...,
@@ -265,11 +265,11 @@ class EngineEvent(_message.Message):
         restart_needed: Global___RestartNeededEvent | None = ...,
         canary: Global___CanaryEvent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "canary", b"canary", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "restart_needed", b"restart_needed", "ticket_ended", b"ticket_ended"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "report", b"report", "reserved", b"reserved", "restart_needed", b"restart_needed", "ticket_ended", b"ticket_ended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "canary", b"canary", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "id", b"id", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "restart_needed", b"restart_needed", "ticket_ended", b"ticket_ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "id", b"id", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "report", b"report", "reserved", b"reserved", "restart_needed", b"restart_needed", "ticket_ended", b"ticket_ended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "reserved", "prefill", "prefill_ended", "failed", "audit", "handoff_state", "load", "done", "ticket_ended", "prefixes", "restart_needed", "canary"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "reserved", "prefill", "prefill_ended", "failed", "report", "handoff_state", "load", "done", "ticket_ended", "prefixes", "restart_needed", "canary"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

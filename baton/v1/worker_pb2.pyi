@@ -360,24 +360,26 @@ Global___GetAuditRequest: _TypeAlias = GetAuditRequest  # noqa: Y015
 class GetAuditResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    AUDIT_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def audit(self) -> Global___Audit: ...
+    def report(self) -> Global___IntegrityReport: ...
     def __init__(
         self,
         *,
-        audit: Global___Audit | None = ...,
+        report: Global___IntegrityReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetAuditResponse: _TypeAlias = GetAuditResponse  # noqa: Y015
 
 @_typing.final
-class Audit(_message.Message):
+class IntegrityReport(_message.Message):
+    """What a worker holds and has done, in which a leak shows; with `integrity_error`, a check of its block pools."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LOAD_FIELD_NUMBER: _builtins.int
@@ -496,7 +498,7 @@ class Audit(_message.Message):
         """Blocks that this worker sent, by cache group; bytes_shipped is the sum of them times block_bytes."""
 
     @_builtins.property
-    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkAudit]: ...
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkReport]: ...
     @_builtins.property
     def slot_states(self) -> _containers.RepeatedScalarFieldContainer[Global___SlotState.ValueType]:
         """One per slot, in the order of slots."""
@@ -506,11 +508,11 @@ class Audit(_message.Message):
     @_builtins.property
     def recent_prefill(self) -> Global___RecentSteps: ...
     @_builtins.property
-    def prefixes(self) -> Global___PrefixAudit: ...
+    def prefixes(self) -> Global___PrefixCacheReport: ...
     @_builtins.property
-    def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftAudit]: ...
+    def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftReport]: ...
     @_builtins.property
-    def experts(self) -> Global___ExpertsAudit:
+    def experts(self) -> Global___ExpertsReport:
         """Unset where the model has no experts."""
 
     def __init__(
@@ -544,7 +546,7 @@ class Audit(_message.Message):
         pinned_blocks: _builtins.int = ...,
         live_tickets: _builtins.int = ...,
         tombstones: _builtins.int = ...,
-        links: _abc.Iterable[Global___LinkAudit] | None = ...,
+        links: _abc.Iterable[Global___LinkReport] | None = ...,
         dropped_unknown: _builtins.int = ...,
         checksum_failures: _builtins.int = ...,
         integrity_error: _builtins.str = ...,
@@ -555,16 +557,16 @@ class Audit(_message.Message):
         recent_prefill: Global___RecentSteps | None = ...,
         decode_busy_ns: _builtins.int = ...,
         prefill_busy_ns: _builtins.int = ...,
-        prefixes: Global___PrefixAudit | None = ...,
+        prefixes: Global___PrefixCacheReport | None = ...,
         tokens_per_step: _builtins.float = ...,
         lookahead_cells: _builtins.int = ...,
         lookahead_replaced: _builtins.int = ...,
         sequence_steps: _builtins.int = ...,
-        drafts: _abc.Iterable[Global___DraftAudit] | None = ...,
+        drafts: _abc.Iterable[Global___DraftReport] | None = ...,
         links_returned: _builtins.int = ...,
         kv_bytes: _builtins.int = ...,
         kv_dtype: _builtins.str = ...,
-        experts: Global___ExpertsAudit | None = ...,
+        experts: Global___ExpertsReport | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["experts", b"experts", "load", b"load", "prefixes", b"prefixes", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -572,10 +574,10 @@ class Audit(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Audit: _TypeAlias = Audit  # noqa: Y015
+Global___IntegrityReport: _TypeAlias = IntegrityReport  # noqa: Y015
 
 @_typing.final
-class ExpertsAudit(_message.Message):
+class ExpertsReport(_message.Message):
     """The mixture of experts that the model has."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -610,10 +612,10 @@ class ExpertsAudit(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ExpertsAudit: _TypeAlias = ExpertsAudit  # noqa: Y015
+Global___ExpertsReport: _TypeAlias = ExpertsReport  # noqa: Y015
 
 @_typing.final
-class DraftAudit(_message.Message):
+class DraftReport(_message.Message):
     """Drafts of one source that decode steps have verified since the start, by depth: the first drafts of steps, the second ones, ..."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -639,10 +641,10 @@ class DraftAudit(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DraftAudit: _TypeAlias = DraftAudit  # noqa: Y015
+Global___DraftReport: _TypeAlias = DraftReport  # noqa: Y015
 
 @_typing.final
-class PrefixAudit(_message.Message):
+class PrefixCacheReport(_message.Message):
     """The prefix cache, where the worker has one. Counts are since its start."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -708,7 +710,7 @@ class PrefixAudit(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PrefixAudit: _TypeAlias = PrefixAudit  # noqa: Y015
+Global___PrefixCacheReport: _TypeAlias = PrefixCacheReport  # noqa: Y015
 
 @_typing.final
 class RecentSteps(_message.Message):
@@ -742,7 +744,7 @@ class RecentSteps(_message.Message):
 Global___RecentSteps: _TypeAlias = RecentSteps  # noqa: Y015
 
 @_typing.final
-class LinkAudit(_message.Message):
+class LinkReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SENDING_FIELD_NUMBER: _builtins.int
@@ -786,4 +788,4 @@ class LinkAudit(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LinkAudit: _TypeAlias = LinkAudit  # noqa: Y015
+Global___LinkReport: _TypeAlias = LinkReport  # noqa: Y015

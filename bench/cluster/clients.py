@@ -25,13 +25,13 @@ from baton.v1.worker_pb2 import GetAuditRequest, RecentSteps
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from bench.cluster.fake_engine import age_ms
 from bench.model_folders import VOCAB
-from bench.processes import METADATA, worker_audits
+from bench.processes import METADATA, worker_reports
 
 _GENERATE = "/baton.v1.RouterService/Generate"
 _CALL_S = 180.0
 # A client waits up to this long before each request.
 _PAUSE_S = 0.5
-# The worker's audit covers the last second; slightly more, so that it lies within the window.
+# The worker's integrity report covers the last second; slightly more, so that it lies within the window.
 _SECOND_S = 1.05
 # Tokens after the last stream has joined that are not counted.
 _WARM_UP = 4
@@ -248,7 +248,7 @@ class Bursts:
         return stream
 
     async def _recent(self, address: str, joined: asyncio.Semaphore, count: int) -> RecentSteps:
-        """The decode worker's audit a second after all have joined."""
+        """The decode worker's integrity report a second after all have joined."""
         for _ in range(count):
             await joined.acquire()
         await asyncio.sleep(_SECOND_S)
@@ -256,13 +256,13 @@ class Bursts:
             answer = await WorkerServiceStub(channel).GetAudit(
                 GetAuditRequest(skip_integrity=True), timeout=10, metadata=METADATA
             )
-        recent: RecentSteps = answer.audit.recent_decode
+        recent: RecentSteps = answer.report.recent_decode
         return recent
 
     async def _decode_address(self) -> str:
         address: str = next(
             worker.address
-            for worker in await worker_audits(self._admin)
+            for worker in await worker_reports(self._admin)
             if worker.identity.role != WorkerRole.WORKER_ROLE_PREFILL
         )
         return address

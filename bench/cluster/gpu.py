@@ -15,7 +15,7 @@ weights; this program starts and stops it.
     burst    a number of prompts at once; then prefill idles, and from the joining of the last stream to the
              end of the first TPOT is that of decode alone: `engine` is the decode worker's own measure of
              one second of it
-    links    traffic over the links so far, from the workers' audits: transport, bytes, fallbacks
+    links    traffic over the links so far, from the workers' integrity reports: transport, bytes, fallbacks
     alone    with --alone: `python -m bench.decode` at each burst's batch and mean context, after the
              cluster has stopped; `over_alone` is the burst's TPOT over its step, in percent
 
@@ -40,7 +40,7 @@ from baton.base.process_tuning import batch_wakeups
 from bench.cluster.clients import Bursts
 from bench.model_folders import write_random_model
 from bench.options import add_shape_option, program_parser, show
-from bench.processes import baton_up, first_gpu, worker_audits
+from bench.processes import baton_up, first_gpu, worker_reports
 from bench.shapes import SHAPES
 
 MODEL = "random"
@@ -167,14 +167,14 @@ async def _loop(
 
 async def _links(admin: str) -> dict[str, Any]:
     """The links of all workers."""
-    audits = [worker.audit for worker in await worker_audits(admin)]
+    reports = [worker.report for worker in await worker_reports(admin)]
     return {
-        "transports": sorted({link.transport for audit in audits for link in audit.links}),
-        "handoffs": sum(audit.handoffs_committed for audit in audits),
-        "received_gb": round(sum(audit.bytes_received for audit in audits) / 1e9, 3),
-        "fell": sum(audit.link_fallbacks for audit in audits),
-        "broken": sum(audit.links_broken for audit in audits),
-        "checksum_failures": sum(audit.checksum_failures for audit in audits),
+        "transports": sorted({link.transport for report in reports for link in report.links}),
+        "handoffs": sum(report.handoffs_committed for report in reports),
+        "received_gb": round(sum(report.bytes_received for report in reports) / 1e9, 3),
+        "fell": sum(report.link_fallbacks for report in reports),
+        "broken": sum(report.links_broken for report in reports),
+        "checksum_failures": sum(report.checksum_failures for report in reports),
     }
 
 

@@ -61,7 +61,7 @@ ReceiverEvent = TransferStarted | MetadataReceived | CommitPending | Committed |
 
 @dataclass(slots=True)
 class ReceiverCounters:
-    """Totals since the receiver was made, for audits."""
+    """Totals since the receiver was made, for integrity reports."""
 
     # Whole blocks that arrived, by cache group; bytes counts every verified piece.
     blocks_received: list[int]

@@ -13,7 +13,7 @@ from typing import cast
 
 from baton.base.errors import BatonError
 from baton.v1.types_pb2 import WorkerIdentity
-from baton.v1.worker_pb2 import LinkAudit
+from baton.v1.worker_pb2 import LinkReport
 from kvtransfer.device.scatter import DeviceScatter, MovedPiece
 from kvtransfer.link.interfaces import DeviceReceiverWire, ReceiverWire
 from kvtransfer.link.staging import Owner, Staging
@@ -141,9 +141,9 @@ class ReceivingLink:
         moves = self.scatter is not None and (expecting or self.scatter.busy)
         return moves or self.wire.busy_poll()
 
-    def audit(self) -> LinkAudit:
-        """Returns the link's state for the worker's audit."""
-        return LinkAudit(
+    def report(self) -> LinkReport:
+        """Returns the link's state for the worker's integrity report."""
+        return LinkReport(
             sending=False,
             peer=self.peer,
             transport=self.transport,

@@ -14,7 +14,7 @@ from typing import cast
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
-from baton.v1.worker_pb2 import LinkAudit
+from baton.v1.worker_pb2 import LinkReport
 from kvtransfer.device.blocks import DeviceSink
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.device.scatter import DeviceScatter
@@ -175,9 +175,9 @@ class LinkTable:
             link.free_window()
             self._counters.links_fenced += 1
 
-    def audit(self) -> list[LinkAudit]:
+    def report(self) -> list[LinkReport]:
         """The state of every link, quarantined ones included."""
-        return [link.audit() for link in (*self._open, *self._quarantined)]
+        return [link.report() for link in (*self._open, *self._quarantined)]
 
     def close(self) -> None:
         """Breaks every link and ends every thread."""

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from baton.v1.worker_pb2 import LinkAudit
+from baton.v1.worker_pb2 import LinkReport
 from kvtransfer.device.blocks import DeviceSink
 from kvtransfer.link.interfaces import Listener
 from kvtransfer.link.settings import LinkSettings, WindowSettings
@@ -152,9 +152,9 @@ class Receiver:
         return False
 
     @property
-    def links(self) -> list[LinkAudit]:
+    def links(self) -> list[LinkReport]:
         """The state of every link, quarantined ones included."""
-        return self._links.audit()
+        return self._links.report()
 
     @property
     def busy_poll(self) -> bool:

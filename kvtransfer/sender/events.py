@@ -34,7 +34,7 @@ SenderEvent = Acknowledged | Failed
 
 @dataclass(slots=True)
 class SenderCounters:
-    """Totals since the sender was made, for audits."""
+    """Totals since the sender was made, for integrity reports."""
 
     # Whole blocks given to a wire, by cache group; bytes_shipped is their sum times block_bytes.
     blocks_shipped: list[int]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from baton.base.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from baton.v1.types_pb2 import WorkerIdentity
-from baton.v1.worker_pb2 import LinkAudit
+from baton.v1.worker_pb2 import LinkReport
 from kvtransfer.link.interfaces import SenderWire, UnreachableError
 from kvtransfer.protocol.frames import (
     Commit,
@@ -225,10 +225,10 @@ class SendingLink:
         else:
             self._opened.add_done_callback(_close_unwanted)
 
-    def audit(self) -> LinkAudit:
-        """Returns the link's state for the worker's audit."""
+    def report(self) -> LinkReport:
+        """Returns the link's state for the worker's integrity report."""
         window = self._window
-        return LinkAudit(
+        return LinkReport(
             sending=True,
             peer=self.peer,
             transport=self.transport,

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import WorkerIdentity
-from baton.v1.worker_pb2 import LinkAudit
+from baton.v1.worker_pb2 import LinkReport
 from kvtransfer.link.interfaces import Connector
 from kvtransfer.link.settings import LinkSettings
 from kvtransfer.protocol.addresses import from_messages, to_text
@@ -132,9 +132,9 @@ class Sender:
         return events
 
     @property
-    def links(self) -> list[LinkAudit]:
+    def links(self) -> list[LinkReport]:
         """The state of every link."""
-        return [link.audit() for _, link in self._all()]
+        return [link.report() for _, link in self._all()]
 
     @property
     def busy_poll(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.v1.admin_pb2 import AdminServiceGetStatusResponse
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from loadgen.common.settings import TargetSettings
 from loadgen.targets.admin_port import AdminPort, NoAdminError
 
@@ -52,17 +52,17 @@ def judge(status: AdminServiceGetStatusResponse) -> LeakCheck:
     silent = [] if status.workers else ["no worker is known"]
     for one in status.workers:
         name = one.worker.identity.name or one.worker.address
-        held += [f"{name}: {what}" for what in _held(one.worker.audit)]
+        held += [f"{name}: {what}" for what in _held(one.worker.report)]
         if one.worker.error:
             silent.append(f"no counters of {name}: {one.worker.error}")
     return LeakCheck(None, silent[0]) if silent and not held else LeakCheck(held)
 
 
-def _held(audit: Audit) -> list[str]:
+def _held(report: IntegrityReport) -> list[str]:
     counts = {
-        "slots in use": audit.load.slots - audit.load.free_slots,
-        "live tickets": audit.live_tickets,
-        "pinned blocks": audit.pinned_blocks,
+        "slots in use": report.load.slots - report.load.free_slots,
+        "live tickets": report.live_tickets,
+        "pinned blocks": report.pinned_blocks,
     }
     held = [f"{count} {what}" for what, count in counts.items() if count]
-    return [*held, audit.integrity_error] if audit.integrity_error else held
+    return [*held, report.integrity_error] if report.integrity_error else held

@@ -152,11 +152,11 @@ class WorkerProcess:
 
     async def _identify(self, worker: WorkerServiceAsyncStub) -> None:
         """Reads the worker's incarnation and process ids, once."""
-        audit = (await worker.GetAudit(GetAuditRequest(), timeout=_ANSWER_S)).audit
+        report = (await worker.GetAudit(GetAuditRequest(), timeout=_ANSWER_S)).report
         described = await worker.Describe(DescribeRequest(), timeout=_ANSWER_S)
         self._update(
-            front_pid=audit.front_pid,
-            engine_pid=audit.engine_pid,
+            front_pid=report.front_pid,
+            engine_pid=report.engine_pid,
             incarnation=described.identity.incarnation.hex(),
             unready=described.unready,
         )

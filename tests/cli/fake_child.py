@@ -87,9 +87,9 @@ def add_admin(server: grpc.aio.Server, workers: list[str]) -> None:
             worker.address = address
             worker.identity.name = "prefill-0"
             worker.identity.role = types_pb2.WORKER_ROLE_PREFILL
-            worker.audit.block_bytes.append(8192)
-            worker.audit.blocks_shipped.append(2)
-            worker.audit.bytes_shipped = 16384
+            worker.report.block_bytes.append(8192)
+            worker.report.blocks_shipped.append(2)
+            worker.report.bytes_shipped = 16384
         return answer
 
     handler = grpc.unary_unary_rpc_method_handler(
@@ -114,7 +114,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def GetAudit(  # noqa: N802
         self, request: worker_pb2.GetAuditRequest, context: object
     ) -> worker_pb2.GetAuditResponse:
-        return worker_pb2.GetAuditResponse(audit=worker_pb2.Audit(front_pid=os.getpid()))
+        return worker_pb2.GetAuditResponse(report=worker_pb2.IntegrityReport(front_pid=os.getpid()))
 
 
 def starts(name: str) -> int:

@@ -205,7 +205,7 @@ class Site:
     async def _held(self) -> dict[str, list[str]]:
         """What each worker holds that is ready."""
         return {
-            one.worker.identity.name: leaks(one.worker.audit)
+            one.worker.identity.name: leaks(one.worker.report)
             for one in (await self.status()).workers
             if one.state == WorkerState.WORKER_STATE_READY
         }

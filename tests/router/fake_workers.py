@@ -118,7 +118,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def GetAudit(
         self, request: worker_pb2.GetAuditRequest, context: Any
     ) -> worker_pb2.GetAuditResponse:
-        return worker_pb2.GetAuditResponse(audit=worker_pb2.Audit(prompts_run=len(self.prefill.prompts)))
+        return worker_pb2.GetAuditResponse(
+            report=worker_pb2.IntegrityReport(prompts_run=len(self.prefill.prompts))
+        )
 
 
 class FakeCluster:

@@ -73,14 +73,14 @@ def _cells(answer: Answer) -> tuple[str, ...]:
 
 def shipped_line(status: admin_pb2.AdminServiceGetStatusResponse) -> str:
     """A line with the KV blocks and bytes that moved between workers, and the handoffs."""
-    audits = [worker.worker.audit for worker in status.workers]
-    blocks = sum(sum(each.blocks_shipped) for each in audits)
-    shipped = sum(each.bytes_shipped for each in audits)
-    local = sum(each.handoffs_local for each in audits)
-    committed = sum(each.handoffs_committed for each in audits)
+    reports = [worker.worker.report for worker in status.workers]
+    blocks = sum(sum(each.blocks_shipped) for each in reports)
+    shipped = sum(each.bytes_shipped for each in reports)
+    local = sum(each.handoffs_local for each in reports)
+    committed = sum(each.handoffs_committed for each in reports)
     lines = []
     if blocks:
-        sizes = {size for each in audits for size in each.block_bytes}
+        sizes = {size for each in reports for size in each.block_bytes}
         each = f" of {bytes_text(sizes.pop())}" if len(sizes) == 1 else ""
         lines.append(f"KV cache shipped: {blocks} blocks{each} = {bytes_text(shipped)}, {committed} handoffs")
     if local:

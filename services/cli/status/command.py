@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json_format.MessageToJson(answer, always_print_fields_with_no_presence=True, indent=None))
     else:
         show(console(), answer)
-    consistent = all(not worker.worker.audit.integrity_error for worker in answer.workers)
+    consistent = all(not worker.worker.report.integrity_error for worker in answer.workers)
     return 0 if answer.router.serving and consistent else CANNOT_SERVE
 
 

@@ -42,8 +42,8 @@ def slow_worker(workers: list[Worker]) -> Slow | None:
     """The slowest worker, or None where no one exceeds the thresholds."""
     ready = [worker for worker in workers if worker.state == admin_pb2.WORKER_STATE_READY]
     able = [worker for worker in ready if prefills(worker)]
-    decoding = [w for w in ready if decodes(w) and w.worker.audit.recent_decode.steps]
-    prefilling = [w for w in able if w.worker.audit.recent_prefill.tokens]
+    decoding = [w for w in ready if decodes(w) and w.worker.report.recent_decode.steps]
+    prefilling = [w for w in able if w.worker.report.recent_prefill.tokens]
     found = [
         *_above_peers(decoding, _decode_ms, _STEP_MS_MORE, _DECODE_REASON),
         *_above_peers(prefilling, _prefill_ms, _STEP_MS_MORE, _PREFILL_REASON),
@@ -70,7 +70,7 @@ def _above_peers(
 
 
 def _uneven(worker: Worker) -> list[Slow]:
-    steps = worker.worker.audit.recent_decode
+    steps = worker.worker.report.recent_decode
     times = steps.p99_ms / steps.mean_ms if steps.mean_ms else 0.0
     if steps.steps < _ENOUGH_STEPS or times < _P99_TIMES or steps.p99_ms - steps.mean_ms < _STEP_MS_MORE:
         return []
@@ -79,9 +79,9 @@ def _uneven(worker: Worker) -> list[Slow]:
 
 
 def _decode_ms(worker: Worker) -> float:
-    return worker.worker.audit.recent_decode.mean_ms
+    return worker.worker.report.recent_decode.mean_ms
 
 
 def _prefill_ms(worker: Worker) -> float:
-    steps = worker.worker.audit.recent_prefill
+    steps = worker.worker.report.recent_prefill
     return 100 * steps.mean_ms * steps.steps / steps.tokens

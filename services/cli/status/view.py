@@ -110,56 +110,58 @@ def prefills(worker: admin_pb2.WorkerStatus) -> bool:
 
 def steps_of(worker: admin_pb2.WorkerStatus) -> worker_pb2.RecentSteps:
     """The steps of the last second: of decode, or of prefill where the worker only prefills."""
-    audit = worker.worker.audit
-    return audit.recent_decode if audit.recent_decode.steps or not prefills(worker) else audit.recent_prefill
+    report = worker.worker.report
+    return (
+        report.recent_decode if report.recent_decode.steps or not prefills(worker) else report.recent_prefill
+    )
 
 
 def problem(worker: admin_pb2.WorkerStatus) -> str:
     """A problem of this worker that needs an operator; empty if there is none."""
-    audit = worker.worker.audit
-    quarantined = sum(link.quarantined_pieces for link in audit.links)
+    report = worker.worker.report
+    quarantined = sum(link.quarantined_pieces for link in report.links)
     if worker.worker.error:
         return worker.worker.error
-    if audit.integrity_error:
-        return f"integrity check failed: {audit.integrity_error}"
+    if report.integrity_error:
+        return f"integrity check failed: {report.integrity_error}"
     if quarantined:
         return f"{quarantined} staging pieces are quarantined until a broken link's sender ends"
     return ""
 
 
 def _slots(worker: admin_pb2.WorkerStatus) -> str:
-    return _all_slots([worker]) if decodes(worker) and worker.worker.audit.load.slots else _NONE
+    return _all_slots([worker]) if decodes(worker) and worker.worker.report.load.slots else _NONE
 
 
 def _all_slots(workers: Workers) -> str:
-    loads = [worker.worker.audit.load for worker in workers if decodes(worker)]
+    loads = [worker.worker.report.load for worker in workers if decodes(worker)]
     return f"{sum(load.slots - load.free_slots for load in loads)}/{sum(load.slots for load in loads)}"
 
 
 def _blocks(worker: admin_pb2.WorkerStatus) -> str:
-    return _all_blocks([worker]) if worker.worker.audit.load.blocks else _NONE
+    return _all_blocks([worker]) if worker.worker.report.load.blocks else _NONE
 
 
 def _all_blocks(workers: Workers) -> str:
-    loads = [worker.worker.audit.load for worker in workers]
+    loads = [worker.worker.report.load for worker in workers]
     used, blocks = sum(load.blocks - load.free_blocks for load in loads), sum(load.blocks for load in loads)
     return f"{used}/{blocks}" if blocks < 1e5 else f"{short_count(used)}/{short_count(blocks)}"
 
 
 def _kv_memory(worker: admin_pb2.WorkerStatus) -> str:
-    audit = worker.worker.audit
-    if not audit.kv_bytes:
+    report = worker.worker.report
+    if not report.kv_bytes:
         return _NONE
-    return f"{bytes_text(audit.kv_bytes)} {_DTYPES.get(audit.kv_dtype, audit.kv_dtype)}"
+    return f"{bytes_text(report.kv_bytes)} {_DTYPES.get(report.kv_dtype, report.kv_dtype)}"
 
 
 def _all_kv_memory(workers: Workers) -> str:
-    return bytes_text(sum(worker.worker.audit.kv_bytes for worker in workers))
+    return bytes_text(sum(worker.worker.report.kv_bytes for worker in workers))
 
 
 def queued(worker: admin_pb2.WorkerStatus) -> int:
     """Prompt tokens that wait for this worker."""
-    return max(worker.queued_tokens, worker.worker.audit.load.queued_prefill_tokens)
+    return max(worker.queued_tokens, worker.worker.report.load.queued_prefill_tokens)
 
 
 def _milliseconds(value: float) -> str:
@@ -167,12 +169,12 @@ def _milliseconds(value: float) -> str:
 
 
 def _tokens_per_step(worker: admin_pb2.WorkerStatus) -> str:
-    value = worker.worker.audit.tokens_per_step
+    value = worker.worker.report.tokens_per_step
     return f"{value:.2f}" if value else _NONE
 
 
 def _links(worker: admin_pb2.WorkerStatus) -> str:
-    links = worker.worker.audit.links
+    links = worker.worker.report.links
     return str(len(links)) if links else _NONE
 
 
@@ -192,27 +194,29 @@ COLUMNS = (
     Column("state", state_name, left=True),
     Column("pool", lambda worker: worker.pool or _NONE, width=120, left=True),
     Column("weights", lambda worker: worker.weight_format or _NONE, width=150, left=True),
-    Column("devices", lambda worker: str(worker.worker.audit.devices or 1), width=180),
+    Column("devices", lambda worker: str(worker.worker.report.devices or 1), width=180),
     Column("slots", _slots, _all_slots),
     Column("blocks", _blocks, _all_blocks),
     Column("queue", *_figures(queued, prefills)),
-    Column("in/s", *_figures(lambda worker: worker.worker.audit.recent_prefill.tokens, prefills)),
-    Column("out/s", *_figures(lambda worker: worker.worker.audit.recent_decode.tokens, decodes)),
+    Column("in/s", *_figures(lambda worker: worker.worker.report.recent_prefill.tokens, prefills)),
+    Column("out/s", *_figures(lambda worker: worker.worker.report.recent_decode.tokens, decodes)),
     Column("step ms", lambda worker: _milliseconds(steps_of(worker).mean_ms)),
     Column("p99", lambda worker: _milliseconds(steps_of(worker).p99_ms), width=100),
     Column("tok/step", _tokens_per_step, width=120),
-    Column("prompts", *_figures(lambda worker: worker.worker.audit.prompts_run, prefills), width=120),
-    Column("decoded", *_figures(lambda worker: worker.worker.audit.tokens_decoded, decodes), width=120),
+    Column("prompts", *_figures(lambda worker: worker.worker.report.prompts_run, prefills), width=120),
+    Column("decoded", *_figures(lambda worker: worker.worker.report.tokens_decoded, decodes), width=120),
     Column(
-        "KV out", *_figures(lambda worker: worker.worker.audit.bytes_shipped, prefills, bytes_text), width=120
+        "KV out",
+        *_figures(lambda worker: worker.worker.report.bytes_shipped, prefills, bytes_text),
+        width=120,
     ),
     Column(
-        "KV in", *_figures(lambda worker: worker.worker.audit.bytes_received, decodes, bytes_text), width=120
+        "KV in", *_figures(lambda worker: worker.worker.report.bytes_received, decodes, bytes_text), width=120
     ),
     Column("links", _links, width=120),
     Column(
         "pids",
-        lambda worker: f"{worker.worker.audit.front_pid}+{worker.worker.audit.engine_pid}",
+        lambda worker: f"{worker.worker.report.front_pid}+{worker.worker.report.engine_pid}",
         width=150,
     ),
     Column("KV memory", _kv_memory, _all_kv_memory, width=175),
@@ -273,7 +277,7 @@ def problems(workers: Workers) -> Iterator[Text]:
 
 def experts_line(workers: Workers) -> Text | None:
     """The parameters of a mixture of experts, and how evenly its experts are taken; None for other models."""
-    mixtures = [one.worker.audit.experts for one in workers if one.worker.audit.HasField("experts")]
+    mixtures = [one.worker.report.experts for one in workers if one.worker.report.HasField("experts")]
     if not mixtures:
         return None
     first, busiest = mixtures[0], max(one.imbalance for one in mixtures)

@@ -51,7 +51,7 @@ class WatchView:
     def draw(self, answer: admin_pb2.AdminServiceGetStatusResponse, width: int) -> RenderableType:
         """A frame at most `width` columns wide."""
         workers, router = list(answer.workers), answer.router
-        self._history.append(sum(worker.worker.audit.recent_decode.tokens for worker in workers))
+        self._history.append(sum(worker.worker.report.recent_decode.tokens for worker in workers))
         parts: list[RenderableType] = [_title(router), rates_line(router)]
         latencies = latency_table(router)
         parts.append(_beside(latencies, sparkline(list(self._history), max(10, width - 60))))
@@ -106,7 +106,7 @@ def _slot_maps(workers: list[admin_pb2.WorkerStatus], width: int) -> list[Render
     merged = False
     for worker in workers:
         if decodes(worker):
-            slots, each = slot_map(list(worker.worker.audit.slot_states), room)
+            slots, each = slot_map(list(worker.worker.report.slot_states), room)
             merged |= each > 1
             grid.add_row(name_of(worker), slots)
     legend = Text("slots: ", "dim")

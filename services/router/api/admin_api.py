@@ -1,4 +1,4 @@
-"""AdminService on its own gRPC port: full status, audits, drains and switching pools."""
+"""AdminService on its own gRPC port: full status, integrity reports, drains and switching pools."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ class AdminService(AdminServiceServicer):
     async def GetStatus(  # noqa: N802
         self, request: AdminServiceGetStatusRequest, context: Context
     ) -> AdminServiceGetStatusResponse:
-        """Totals, the state and audit of every worker, and the state store."""
+        """Totals, the state and integrity report of every worker, and the state store."""
         return await self._status.full(request)
 
     async def GetAudit(  # noqa: N802
         self, request: AdminServiceGetAuditRequest, context: Context
     ) -> AdminServiceGetAuditResponse:
-        """The audits of one worker or of all, with their memory pools checked."""
+        """The integrity reports of one worker or of all, with their block pools checked."""
         try:
-            return await self._status.audit(self._address(request.worker) if request.worker else None)
+            return await self._status.reports(self._address(request.worker) if request.worker else None)
         except BatonError as error:
             await abort(context, error)
 

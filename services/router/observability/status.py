@@ -1,4 +1,4 @@
-"""Status of the cluster: the router's totals and, for operators, the audits of all workers and the store."""
+"""Status of the cluster: the router's totals and, for operators, the workers and the store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.v1.admin_pb2 import (
     AdminServiceGetAuditResponse,
     AdminServiceGetStatusRequest,
     AdminServiceGetStatusResponse,
-    WorkerAudit,
+    WorkerReport,
     WorkerStatus,
 )
 from baton.v1.router_pb2 import RouterStatus
@@ -39,9 +39,9 @@ from services.router.workers.peer import Peer
 from services.router.workers.worker import state_of
 
 DEFAULT_WINDOW_S = 10
-_AUDIT_S = 5.0
+_REPORT_S = 5.0
 # `baton status --watch` asks every second, so a worker that hangs must not delay the answer for longer.
-_QUICK_AUDIT_S = 1.0
+_QUICK_REPORT_S = 1.0
 # What a process asks its siblings for; the answer is `of_process`.
 QUESTION = "status"
 
@@ -72,25 +72,28 @@ class Status:
     keys: Keys | None = None
     audit_log: AuditLog | None = None
 
-    async def audit(self, address: str | None = None) -> AdminServiceGetAuditResponse:
-        """Audits, with memory pools checked, of the worker at `address` or of all, and the store's status.
+    async def reports(self, address: str | None = None) -> AdminServiceGetAuditResponse:
+        """Integrity reports of the worker at `address` or of all, with block pools checked, and the store's
+        status.
 
-        A worker that does not answer in time has an error instead of an audit.
+        A worker that does not answer in time has an error instead of its report.
         """
         peers = [peer for peer in self._peers() if address in (None, peer.address)]
-        audits, store = await asyncio.gather(
-            self._audits(peers, GetAuditRequest(), _AUDIT_S), self.store.status()
+        reports, store = await asyncio.gather(
+            self._reports(peers, GetAuditRequest(), _REPORT_S), self.store.status()
         )
-        return AdminServiceGetAuditResponse(workers=audits, store=store)
+        return AdminServiceGetAuditResponse(workers=reports, store=store)
 
     async def full(self, request: AdminServiceGetStatusRequest) -> AdminServiceGetStatusResponse:
         """Totals, every worker, the store and the public addresses."""
         ask = GetAuditRequest(skip_integrity=not request.check_integrity)
-        timeout_s = _AUDIT_S if request.check_integrity else _QUICK_AUDIT_S
-        audits, store = await asyncio.gather(self._audits(self._peers(), ask, timeout_s), self.store.status())
+        timeout_s = _REPORT_S if request.check_integrity else _QUICK_REPORT_S
+        reports, store = await asyncio.gather(
+            self._reports(self._peers(), ask, timeout_s), self.store.status()
+        )
         return AdminServiceGetStatusResponse(
             router=await self.totals(request.window_s),
-            workers=[self._worker(audit) for audit in audits],
+            workers=[self._worker(report) for report in reports],
             store=store,
             grpc_address=self.addresses.get("grpc", ""),
             http_address=self.addresses.get("http", ""),
@@ -119,11 +122,11 @@ class Status:
             "uptime_s": time.monotonic() - self.started,
         }
 
-    def _worker(self, audit: WorkerAudit) -> WorkerStatus:
-        worker = self.directory.at(audit.address)
+    def _worker(self, report: WorkerReport) -> WorkerStatus:
+        worker = self.directory.at(report.address)
         return WorkerStatus(
             state=state_of(worker),
-            worker=audit,
+            worker=report,
             queued_tokens=worker.prefill_queue_tokens if worker is not None else 0,
             metrics_address=worker.described.metrics_address if worker is not None else "",
             pool=worker.pool if worker is not None else "",
@@ -134,16 +137,16 @@ class Status:
     def _peers(self) -> list[Peer]:
         return list(self.directory.peers.values())
 
-    async def _audits(self, peers: list[Peer], ask: GetAuditRequest, timeout_s: float) -> list[WorkerAudit]:
-        return await asyncio.gather(*(self._audit(peer, ask, timeout_s) for peer in peers))
+    async def _reports(self, peers: list[Peer], ask: GetAuditRequest, timeout_s: float) -> list[WorkerReport]:
+        return await asyncio.gather(*(self._report(peer, ask, timeout_s) for peer in peers))
 
-    async def _audit(self, peer: Peer, ask: GetAuditRequest, timeout_s: float) -> WorkerAudit:
+    async def _report(self, peer: Peer, ask: GetAuditRequest, timeout_s: float) -> WorkerReport:
         worker = self.directory.at(peer.address)
-        audit = WorkerAudit(address=peer.address, identity=worker.identity if worker is not None else None)
+        found = WorkerReport(address=peer.address, identity=worker.identity if worker is not None else None)
         try:
             response = await peer.worker.GetAudit(ask, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            audit.error = from_grpc(error, peer.address).message
+            found.error = from_grpc(error, peer.address).message
         else:
-            audit.audit.CopyFrom(response.audit)
-        return audit
+            found.report.CopyFrom(response.report)
+        return found

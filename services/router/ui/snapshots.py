@@ -54,6 +54,6 @@ def _bounded(status: AdminServiceGetStatusResponse) -> dict[str, Any]:
     """Without what grows with the number of slots or of pairs of workers."""
     del status.workers[MOST_WORKERS:]
     for worker in status.workers:
-        worker.worker.audit.ClearField("links")
-        worker.worker.audit.ClearField("slot_states")
+        worker.worker.report.ClearField("links")
+        worker.worker.report.ClearField("slot_states")
     return json_format.MessageToDict(status, always_print_fields_with_no_presence=True)

@@ -1,7 +1,7 @@
 """Builds an engine: constructs its components in order and passes each what it needs.
 
     model ─▶ KV wire format, links ─▶ decode loop, prefill steps ─▶ decode side ─▶ prefill side ─▶ planner,
-    executor, audit, commands, loop
+    executor, reports, commands, loop
 
 The decode side comes first, since the prefill side of a worker of role both hands over to it.
 """
@@ -44,7 +44,6 @@ from services.common.config.worker import WorkerConfig
 from services.common.engine.channel import EngineEnd
 from services.common.engine.launch import EngineLaunch, identity_of
 from services.common.engine.rings import worker_rings
-from services.worker.engine.audit import EngineAudit
 from services.worker.engine.commands import Commands
 from services.worker.engine.decode.reserved_slots import ReservedBlockSink, ReservedSlots
 from services.worker.engine.decode.side import DecodeSide
@@ -53,6 +52,7 @@ from services.worker.engine.loop import EngineLoop, beat_step
 from services.worker.engine.prefill.jobs import PrefillJobs
 from services.worker.engine.prefill.request_check import RequestCheck
 from services.worker.engine.prefill.step_pipeline import PrefillPipeline
+from services.worker.engine.reports import EngineReports
 from services.worker.engine.startup.kv_wire_format import WireBlocks, wire_blocks
 from services.worker.engine.startup.link_setup import device_blocks, nccl_links
 from services.worker.engine.startup.link_tls import link_tls
@@ -116,10 +116,10 @@ def build_engine(
     prefill = PrefillPipeline(jobs, prompts, sender, pieces if links.device is not None else 0)
     executor = StepExecutor(planner, prompts, steps)
     expert_load = _expert_load(model)
-    audit = EngineAudit(model, decode, prefill, executor, expert_load)
-    commands = Commands(channel, config.role, decode, prefill, audit)
+    reports = EngineReports(model, decode, prefill, executor, expert_load)
+    commands = Commands(channel, config.role, decode, prefill, reports)
     log_memory(model, config.engine)
-    channel.send(EngineEvent(ready=audit.ready(config)))
+    channel.send(EngineEvent(ready=reports.ready(config)))
     stepped = None if launch.stepped_fd is None else Wakeup(launch.stepped_fd)
     return EngineLoop(
         channel, wakeup, heartbeat, commands, decode, prefill, executor, links.nccl, pieces, stepped,

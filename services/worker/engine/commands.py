@@ -13,9 +13,9 @@ from services.common.config.types import Role
 from services.common.engine.attempt_key import AttemptKey
 from services.common.engine.channel import EngineEnd, failed_event
 from services.common.observability.logs import get_log
-from services.worker.engine.audit import EngineAudit
 from services.worker.engine.decode.side import DecodeSide
 from services.worker.engine.prefill.step_pipeline import PrefillPipeline
+from services.worker.engine.reports import EngineReports
 
 _COMMANDS_A_TURN = 64
 # Commands that are handled within a decode step: a reservation is what a request waits for before its prompt
@@ -33,7 +33,7 @@ class Commands:
     role: Role
     decode: DecodeSide
     prefill: PrefillPipeline
-    audit: EngineAudit
+    reports: EngineReports
     stopping: bool = field(default=False, init=False)
     _received: deque[EngineCommand] = field(default_factory=deque, init=False)
 
@@ -88,13 +88,15 @@ class Commands:
                 return None
             case "canary":
                 return self._canary(command.id, command.canary)
-            case "audit":
-                return EngineEvent(audit=self.audit.report(integrity=not command.audit.skip_integrity))
+            case "report":
+                return EngineEvent(
+                    report=self.reports.integrity_report(check_pools=not command.report.skip_integrity)
+                )
             case "handoff_state":
                 state = self.decode.tickets.state(AttemptKey.of(command.handoff_state.attempt))
                 return EngineEvent(handoff_state=GetHandoffResponse(state=state))
             case "describe":
-                return EngineEvent(load=self.audit.load())
+                return EngineEvent(load=self.reports.load())
             case "stop":
                 self.stopping = True
             case _:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from baton.base.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import CanaryCommand, EngineCommand
 from baton.v1.types_pb2 import WorkerRole
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from services.common.config.types import Role
 from services.common.engine.client import EngineClient
 from services.common.observability.logs import get_log
@@ -105,10 +105,10 @@ class Canary:
     async def _tokens(self) -> int | None:
         """Tokens of requests that the engine has computed so far; None where it does not answer."""
         try:
-            audit = await audit_of(self._engine, self._least_s)
+            report = await report_of(self._engine, self._least_s)
         except BatonError:
             return None
-        return audit.prompt_tokens_run + audit.tokens_decoded
+        return report.prompt_tokens_run + report.tokens_decoded
 
     def _record(self, failure: str | None) -> None:
         self.failures += failure is not None
@@ -120,11 +120,11 @@ class Canary:
         self.failure = failure
 
 
-async def audit_of(engine: EngineClient, timeout_s: float = 10.0) -> Audit:
+async def report_of(engine: EngineClient, timeout_s: float = 10.0) -> IntegrityReport:
     """The engine's counts, without the check of its block pools. Raises BatonError."""
     command = EngineCommand()
-    command.audit.skip_integrity = True
-    return (await engine.call(command, timeout_s)).audit
+    command.report.skip_integrity = True
+    return (await engine.call(command, timeout_s)).report
 
 
 def _sides(role: Role) -> Sequence[WorkerRole.ValueType]:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric as PrometheusMetric
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.v1.worker_pb2 import Audit, DraftAudit, LinkAudit, PrefixAudit
+from baton.v1.worker_pb2 import DraftReport, IntegrityReport, LinkReport, PrefixCacheReport
 from services.common.observability.metrics import (
     Metric,
     Samples,
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 _SCRAPE_TIMEOUT_S = 5.0
 
 
-def _links(read: Callable[[Sequence[LinkAudit]], float]) -> Callable[[Audit], Samples]:
+def _links(read: Callable[[Sequence[LinkReport]], float]) -> Callable[[IntegrityReport], Samples]:
     """Reads a figure of the outgoing and of the incoming links."""
 
-    def by_direction(audit: Audit) -> Samples:
-        outgoing = [link for link in audit.links if link.sending]
-        incoming = [link for link in audit.links if not link.sending]
+    def by_direction(report: IntegrityReport) -> Samples:
+        outgoing = [link for link in report.links if link.sending]
+        incoming = [link for link in report.links if not link.sending]
         return [(("out",), read(outgoing)), (("in",), read(incoming))]
 
     return by_direction
@@ -47,30 +47,30 @@ def _by_tier(device: float, host: float, disk: float) -> Samples:
     return [(("device",), device), (("host",), host), (("disk",), disk)]
 
 
-def _cached_blocks(cache: PrefixAudit, unit: int = 1) -> Samples:
+def _cached_blocks(cache: PrefixCacheReport, unit: int = 1) -> Samples:
     return _by_tier(cache.device_blocks * unit, cache.host_blocks * unit, cache.disk_blocks * unit)
 
 
-def _drafts(read: Callable[[DraftAudit], Sequence[int]]) -> Callable[[Audit], Samples]:
+def _drafts(read: Callable[[DraftReport], Sequence[int]]) -> Callable[[IntegrityReport], Samples]:
     """Reads counts of drafts by depth, of each source."""
 
-    def by_source_and_depth(audit: Audit) -> Samples:
+    def by_source_and_depth(report: IntegrityReport) -> Samples:
         return [
             ((drafts.source, str(depth)), count)
-            for drafts in audit.drafts
+            for drafts in report.drafts
             for depth, count in enumerate(read(drafts), 1)
         ]
 
     return by_source_and_depth
 
 
-def _experts(audit: Audit) -> Samples:
-    if not audit.HasField("experts"):
+def _experts(report: IntegrityReport) -> Samples:
+    if not report.HasField("experts"):
         return []
-    return [(("layer",), audit.experts.count), (("token",), audit.experts.taken)]
+    return [(("layer",), report.experts.count), (("token",), report.experts.taken)]
 
 
-def _usable_pieces(links: Sequence[LinkAudit]) -> float:
+def _usable_pieces(links: Sequence[LinkReport]) -> float:
     return sum(link.free_pieces if link.sending else link.credited_pieces for link in links)
 
 
@@ -81,7 +81,7 @@ def _metric(
 
 
 # fmt: off
-AUDITED: tuple[Metric[Audit], ...] = (
+REPORTED: tuple[Metric[IntegrityReport], ...] = (
     _metric("devices", "Devices that divide the model among them (`engine.tensor_parallel`).",
             lambda a: a.devices),
     _metric("slots", "Sequences that can be decoded at once.", lambda a: a.load.slots),
@@ -242,15 +242,15 @@ REGISTRATION: tuple[Metric[Registration], ...] = (
             lambda r: r.state.counters.renewals_failed),
 )
 # fmt: on
-FAMILIES: tuple[Metric[Any], ...] = (*AUDITED, *FRONT, *REGISTRATION)
+FAMILIES: tuple[Metric[Any], ...] = (*REPORTED, *FRONT, *REGISTRATION)
 
 
 @dataclass(frozen=True)
 class WorkerMetrics:
-    """Reads a worker's metrics at each scrape. `audit` requests the engine's counts, within `loop`."""
+    """Reads a worker's metrics at each scrape. `report` requests the engine's counts, within `loop`."""
 
     labels: dict[str, str]
-    audit: Callable[[], Coroutine[Any, Any, Audit]]
+    report: Callable[[], Coroutine[Any, Any, IntegrityReport]]
     loop: asyncio.AbstractEventLoop
     restarts: int
     decode: DecodeServicer
@@ -266,15 +266,17 @@ class WorkerMetrics:
 
     def _read(self) -> Iterator[PrometheusMetric]:
         """Runs on the scraper's thread; an engine that does not answer fails the scrape."""
-        yield from collect(AUDITED, self._fetch(), self.labels)
+        yield from collect(REPORTED, self._fetch(), self.labels)
         yield from collect(FRONT, self, self.labels)
         if self.registration is not None:
             yield from collect(REGISTRATION, self.registration, self.labels)
 
-    def _fetch(self) -> Audit:
-        request = asyncio.run_coroutine_threadsafe(self.audit(), self.loop)
+    def _fetch(self) -> IntegrityReport:
+        request = asyncio.run_coroutine_threadsafe(self.report(), self.loop)
         try:
             return request.result(_SCRAPE_TIMEOUT_S)
         except FutureTimeoutError as error:
             request.cancel()
-            raise BatonError(ErrorKind.DEADLINE, f"no audit within {_SCRAPE_TIMEOUT_S} s") from error
+            raise BatonError(
+                ErrorKind.DEADLINE, f"no integrity report within {_SCRAPE_TIMEOUT_S} s"
+            ) from error

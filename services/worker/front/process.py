@@ -25,7 +25,7 @@ from baton.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent, StopCommand
 from baton.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
 from baton.v1.types_pb2 import WorkerIdentity
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from baton.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from services.common.config.plaintext import plaintext_ports
 from services.common.config.worker import WorkerConfig
@@ -50,7 +50,7 @@ from services.decode.servicer import DecodeServicer
 from services.grammar.client import MaskClient
 from services.grammar.grammar_kinds import OUTPUT_FORMATS
 from services.prefill.servicer import PrefillServicer
-from services.worker.front.canary import INTERVAL_S, Canary, audit_of
+from services.worker.front.canary import INTERVAL_S, Canary, report_of
 from services.worker.front.engine_handle import ENGINE_PROGRAM, EngineHandle, detect_hang, start_engine
 from services.worker.front.metrics import WorkerMetrics
 from services.worker.front.name_wait import wait_for_name
@@ -304,7 +304,7 @@ class _Front:
         config = self._config
         metrics = WorkerMetrics(
             labels={"role": config.role, "worker": config.name, "model": self._config.served_name},
-            audit=self._audit,
+            report=self._report,
             loop=asyncio.get_running_loop(),
             restarts=config.restarts,
             decode=self._decode,
@@ -319,8 +319,8 @@ class _Front:
             await self._metrics.start(self._registry, config.bound_host, config.metrics_port)
         )
 
-    async def _audit(self) -> Audit:
-        return await audit_of(self._engine)
+    async def _report(self) -> IntegrityReport:
+        return await report_of(self._engine)
 
     async def _finish(self, server: GrpcServer, engine: asyncio.Task[BatonError]) -> None:
         """Refuses new work, waits for running work to end, then stops the engine."""

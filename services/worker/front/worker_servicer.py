@@ -1,4 +1,4 @@
-"""The WorkerService of every worker: identity, limits, load, audit."""
+"""The WorkerService of every worker: identity, limits, load, integrity report."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ class WorkerServicer(WorkerServiceServicer):
 
     async def GetAudit(self, request: GetAuditRequest, context: Context) -> GetAuditResponse:  # noqa: N802
         try:
-            event = await self.engine.call(EngineCommand(audit=request))
+            event = await self.engine.call(EngineCommand(report=request))
         except BatonError as error:
             await abort(context, error)
-        event.audit.front_pid = os.getpid()
-        return GetAuditResponse(audit=event.audit)
+        event.report.front_pid = os.getpid()
+        return GetAuditResponse(report=event.report)

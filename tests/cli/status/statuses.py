@@ -24,16 +24,16 @@ def worker(
     status = admin_pb2.WorkerStatus(state=state, queued_tokens=queued, metrics_address="127.0.0.1:9100")
     status.worker.address = "127.0.0.1:50001"
     status.worker.identity.name, status.worker.identity.role = name, role
-    audit = status.worker.audit
-    audit.load.slots, audit.load.free_slots = slots, slots - active - 1
-    audit.load.blocks, audit.load.free_blocks = 4096, 1000
-    audit.kv_bytes, audit.kv_dtype = 4096 << 20, "float8_e4m3fn"
-    audit.slot_states.extend(states)
+    report = status.worker.report
+    report.load.slots, report.load.free_slots = slots, slots - active - 1
+    report.load.blocks, report.load.free_blocks = 4096, 1000
+    report.kv_bytes, report.kv_dtype = 4096 << 20, "float8_e4m3fn"
+    report.slot_states.extend(states)
     if role != types_pb2.WORKER_ROLE_PREFILL:
-        audit.recent_decode.CopyFrom(recent)
-        audit.tokens_per_step = 1.94
+        report.recent_decode.CopyFrom(recent)
+        report.tokens_per_step = 1.94
     if role != types_pb2.WORKER_ROLE_DECODE:
-        audit.recent_prefill.CopyFrom(recent)
+        report.recent_prefill.CopyFrom(recent)
     return status
 
 

@@ -73,7 +73,7 @@ def test_a_mixture_has_its_parameters_and_other_models_no_line() -> None:
     mixture = status(prefill("prefill-0"), decode("decode-0", slots=8, active=1))
     sizes = {"count": 128, "taken": 8, "total_parameters": 30_532_122_624, "active_parameters": 3_353_149_440}
     for worker, imbalance in zip(mixture.workers, (0.0, 1.62), strict=True):
-        worker.worker.audit.experts.MergeFrom(worker_pb2.ExpertsAudit(**sizes, imbalance=imbalance))
+        worker.worker.report.experts.MergeFrom(worker_pb2.ExpertsReport(**sizes, imbalance=imbalance))
     told = "30.5B total, 3.4B active: a token takes 8 of 128 experts; the busiest has 1.6 x the mean"
     assert told in lines(100, mixture, watch=False)
 
@@ -104,7 +104,7 @@ def test_a_slow_prefill_is_slow() -> None:
 
 def test_a_lone_decoder_that_stutters() -> None:
     worker = decode("only")
-    worker.worker.audit.recent_decode.p99_ms = 50
+    worker.worker.report.recent_decode.p99_ms = 50
     slow = slow_worker([prefill("p"), worker])
     assert slow is not None
     assert slow.name == "only"
@@ -131,7 +131,7 @@ def test_problems_are_shown(watch: bool) -> None:
     silent.worker.address = "10.0.0.1:5000"
     silent.worker.error = "10.0.0.1:5000: connection refused"
     broken = decode("decode-0")
-    broken.worker.audit.integrity_error = "block 3 has 2 references, its owners hold 1"
+    broken.worker.report.integrity_error = "block 3 has 2 references, its owners hold 1"
     broken.failed_links.add(decode="decode-1", reason="no link", failures=3, retry_in_s=4.2)
     text = " ".join(" ".join(lines(80, status(silent, broken, serving=False), watch=watch)).split())
     assert "not serving" in text
@@ -217,7 +217,7 @@ def test_a_window_that_no_router_remembers(text: str) -> None:
 
 def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     broken = decode("decode-0")
-    broken.worker.audit.integrity_error = "block 3 has 2 references, its owners hold 1"
+    broken.worker.report.integrity_error = "block 3 has 2 references, its owners hold 1"
     arguments = parse(["status", "x:1", "--json"])
     for answer, code in (
         (status(decode("d")), 0),

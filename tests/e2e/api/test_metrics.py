@@ -1,4 +1,4 @@
-"""Metrics, status and logs of one real cluster agree with its audits and with what its client counted."""
+"""Metrics, status and logs of one real cluster agree with its integrity reports and its client's counts."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def samples(text: str) -> dict[str, float]:
     return found
 
 
-async def test_metrics_agree_with_audits_and_client(
+async def test_metrics_agree_with_reports_and_client(
     cluster: Cluster, answers: list[Answer], before: Before
 ) -> None:
     texts = await pages(cluster)
-    audits = await cluster.audits()
+    reports = await cluster.reports()
     prefill, decode = samples(texts["prefill-0"]), samples(texts["decode-0"])
 
     def counted(process: str, name: str) -> float:
@@ -112,21 +112,21 @@ async def test_metrics_agree_with_audits_and_client(
     assert counted("decode-0", "baton_worker_handoffs_total") == len(PROMPTS) - 1
     assert prefill["baton_worker_shipped_bytes_total"] == decode["baton_worker_received_bytes_total"] > 0
     for name, seen in (("prefill-0", prefill), ("decode-0", decode)):
-        audit = audits[name]
-        assert seen["baton_worker_prompts_total"] == audit.prompts_run
-        assert seen["baton_worker_decode_steps_total"] == audit.decode_steps
-        assert seen["baton_worker_shipped_blocks_total"] == sum(audit.blocks_shipped)
-        assert seen["baton_worker_received_blocks_total"] == audit.blocks_received
-        assert seen["baton_worker_handoff_cached_blocks_total"] == audit.blocks_resident
-        assert seen["baton_worker_handoff_cached_bytes_total"] == audit.bytes_resident
-        assert seen["baton_worker_free_blocks"] == audit.load.free_blocks == seen["baton_worker_blocks"]
+        report = reports[name]
+        assert seen["baton_worker_prompts_total"] == report.prompts_run
+        assert seen["baton_worker_decode_steps_total"] == report.decode_steps
+        assert seen["baton_worker_shipped_blocks_total"] == sum(report.blocks_shipped)
+        assert seen["baton_worker_received_blocks_total"] == report.blocks_received
+        assert seen["baton_worker_handoff_cached_blocks_total"] == report.blocks_resident
+        assert seen["baton_worker_handoff_cached_bytes_total"] == report.bytes_resident
+        assert seen["baton_worker_free_blocks"] == report.load.free_blocks == seen["baton_worker_blocks"]
         assert seen["baton_worker_staging_credits"] == seen["baton_worker_staging_pieces"] > 0
         assert seen["baton_worker_quarantined_pieces"] == seen["baton_worker_link_fallbacks_total"] == 0
         assert seen["baton_worker_restarts_total"] == 0
         assert seen["engine_process_resident_memory_bytes"] > 1 << 20
     assert decode["baton_worker_ring_poll_lag_seconds_count"] > 0
     busy = decode["baton_worker_decode_step_seconds_total"]
-    assert 0 < busy == pytest.approx(audits["decode-0"].decode_busy_ns / 1e9)
+    assert 0 < busy == pytest.approx(reports["decode-0"].decode_busy_ns / 1e9)
 
 
 def test_one_log_line_a_request(cluster: Cluster, answers: list[Answer], before: Before) -> None:

@@ -35,11 +35,11 @@ def cluster(small: Cluster) -> Cluster:
 async def unharmed(cluster: Cluster, model: Path) -> AsyncIterator[RouterServiceAsyncStub]:
     """Checks afterwards that no worker ran a prompt, that all is free, and that a good request works."""
     async with cluster.stub() as stub, cluster.http() as client:
-        before = {name: audit.prompts_run for name, audit in (await cluster.audits()).items()}
+        before = {name: report.prompts_run for name, report in (await cluster.reports()).items()}
         yield stub
         await assert_all_free(cluster, within_s=2)
-        after = await cluster.audits()
-        assert {name: audit.prompts_run for name, audit in after.items()} == before
+        after = await cluster.reports()
+        assert {name: report.prompts_run for name, report in after.items()} == before
         prompt = [random.Random(1).randrange(VOCAB_SIZE) for _ in range(40)]
         answer = await cluster.generate(stub, prompt, temperature=0.0, max_tokens=12)
         greedy_matches(load_reference(model), prompt, answer.token_ids)

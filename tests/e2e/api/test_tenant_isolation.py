@@ -86,8 +86,8 @@ async def test_ten_thousand_requests_of_eight_tenants_find_only_their_own(tmp_pa
         async with cluster.stub() as stub:
             await asyncio.gather(*(one_tenant(stub, name, caches, each, counts) for name in names))
         await assert_all_free(cluster, within_s=5)
-        audits = await cluster.audits()
-    prefill, decode = (audits[name].prefixes for name in ("prefill-0", "decode-0"))
+        reports = await cluster.reports()
+    prefill, decode = (reports[name].prefixes for name in ("prefill-0", "decode-0"))
     print(counts, prefill, decode)
     assert counts.requests == REQUESTS
     assert counts.exposed >= REQUESTS / 10, "another tenant's blocks would have been found"

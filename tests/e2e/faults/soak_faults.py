@@ -108,7 +108,7 @@ class Faults:
 
 
 def _pids(status: WorkerStatus) -> dict[str, int]:
-    return {"front": status.worker.audit.front_pid, "engine": status.worker.audit.engine_pid}
+    return {"front": status.worker.report.front_pid, "engine": status.worker.report.engine_pid}
 
 
 def _role(status: WorkerStatus) -> str:

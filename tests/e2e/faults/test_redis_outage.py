@@ -259,8 +259,8 @@ async def test_two_clusters_on_one_redis_do_not_meet(
             await until_registered(our_state, WORKERS, WHOLE_S)
             await until_registered(their_state, ("both-0",), WHOLE_S)
             await asyncio.sleep(1.0)  # both routers look twice
-            assert sorted(await cluster.audits()) == sorted(WORKERS)
-            assert sorted(await second.audits()) == ["both-0"]
+            assert sorted(await cluster.reports()) == sorted(WORKERS)
+            assert sorted(await second.reports()) == ["both-0"]
             for one, stub in ((cluster, ours), (second, theirs)):
                 await until_resumable(one, stub, truth)
             second.process.terminate()
@@ -327,9 +327,9 @@ async def until_it_decodes(
     deadline = time.monotonic() + within_s
     while True:
         with contextlib.suppress(AssertionError):  # one of them does not answer yet
-            audits = await cluster.audits()
-            if name in audits and audits[name].handoffs_local:
-                assert sorted(audits) == sorted((*WORKERS, name))
+            reports = await cluster.reports()
+            if name in reports and reports[name].handoffs_local:
+                assert sorted(reports) == sorted((*WORKERS, name))
                 return
         assert time.monotonic() < deadline
         await asyncio.sleep(0.1)

@@ -115,9 +115,9 @@ async def acquaint(cluster: Cluster) -> None:
         async with Clients.of(cluster) as clients:
             asks = [ask for ask in draw_asks(round_, 4 * AT_ONCE) if ask.leave is None]
             await clients.all(asks[:AT_ONCE], AT_ONCE)
-        audits = await cluster.audits()
-        receivers = sum(name.startswith("decode") for name in audits)
-        links = [len(audit.links) for name, audit in audits.items() if name.startswith("prefill")]
+        reports = await cluster.reports()
+        receivers = sum(name.startswith("decode") for name in reports)
+        links = [len(report.links) for name, report in reports.items() if name.startswith("prefill")]
         if all(count == receivers for count in links):
             return
     raise AssertionError("some workers never met")
@@ -135,7 +135,7 @@ async def as_before(cluster: Cluster, before: Ledger) -> float:
 
 async def tombstones_go(cluster: Cluster) -> None:
     async with asyncio.timeout(FORGOTTEN_S):
-        while any(one.tombstones for one in (await cluster.audits()).values()):  # noqa: ASYNC110
+        while any(one.tombstones for one in (await cluster.reports()).values()):  # noqa: ASYNC110
             await asyncio.sleep(0.5)
 
 

@@ -39,7 +39,7 @@ async def outputs(loose: Loose, *, standing: bool) -> list[Answer]:
             cluster.process.send_signal(signal.SIGUSR1)
             began = time.monotonic()
             decode = loose.workers["decode-0"]
-            await decode.until(lambda audit: audit.load.free_slots == STREAMS, sleepy_router.SLEEP_S)
+            await decode.until(lambda report: report.load.free_slots == STREAMS, sleepy_router.SLEEP_S)
             assert time.monotonic() - began < sleepy_router.SLEEP_S - LINGER_S - 1, "they ended too late"
         return await asyncio.gather(*asked)
 

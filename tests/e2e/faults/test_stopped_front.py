@@ -210,13 +210,13 @@ async def prove(folder: Path, size: Size) -> str:
             )
             standing, full = await stop_and_let_go(worker, ring, size.stopped_s)
             outputs = await _unless(following, work)
-            audit = await worker.until(lambda audit: audit.load.free_slots == size.slots)
+            report = await worker.until(lambda report: report.load.free_slots == size.slots)
             following.cancel()
     assert standing > ring.capacity - 3 * size.slots, "the ring was not full"
-    assert audit.ring_full_steps >= full > 0
-    assert (audit.load.free_blocks, audit.live_tickets) == (audit.load.blocks, 0)
-    assert audit.integrity_error == ""
-    assert audit.tokens_decoded == sum(len(output) - 1 for output in outputs)
+    assert report.ring_full_steps >= full > 0
+    assert (report.load.free_blocks, report.live_tickets) == (report.load.blocks, 0)
+    assert report.integrity_error == ""
+    assert report.tokens_decoded == sum(len(output) - 1 for output in outputs)
     assert outputs == alone(folder, asks, size)
     return (
         f"stopped {size.stopped_s} s, {standing} of {ring.capacity} words stood, {full} full steps, "

@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 from baton.base.process_stat import is_running, process_stat
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from services.cluster.ray_node import RayNode
 from tests.e2e.support.cluster import (
     CLUSTER_SECRET,
@@ -81,9 +81,9 @@ def parent(pid: int) -> int:
     return stat.parent
 
 
-def halves(audit: Audit) -> tuple[int, int]:
+def halves(report: IntegrityReport) -> tuple[int, int]:
     """The processes of a worker: its front and its engine."""
-    return audit.front_pid, audit.engine_pid
+    return report.front_pid, report.engine_pid
 
 
 async def ends_well_or_typed(cluster: Cluster, stub: RouterServiceAsyncStub, model: Path) -> bool:
@@ -144,8 +144,8 @@ async def test_two_side_by_side_and_a_killed_one_leaves_nothing(cluster: Cluster
                     ends_well_or_typed(cluster, stub, model), ends_well_or_typed(second, other, model)
                 )
                 assert all(both)
-                assert list(await second.audits()) == ["both-0"]
-                assert sorted(await cluster.audits()) == sorted(WORKERS)
+                assert list(await second.reports()) == ["both-0"]
+                assert sorted(await cluster.reports()) == sorted(WORKERS)
             left = processes(second)
             assert any("raylet" in command for command in left.values()), "no Ray, or this test sees nothing"
             folder = ray_folder(left)
@@ -182,12 +182,12 @@ async def test_it_comes_to_a_running_ray_as_a_guest(
             with baton_up(model, *flags, ray=address) as cluster:
                 async with cluster.stub() as stub:
                     assert await ends_well_or_typed(cluster, stub, model)
-                    audits = await cluster.audits()
-                pids = [pid for audit in audits.values() for pid in halves(audit)]
+                    reports = await cluster.reports()
+                pids = [pid for report in reports.values() for pid in halves(report)]
                 for secret in (PREFIX_SECRET, CLUSTER_SECRET, redis.password):
                     assert occurrences(pids[0], secret.encode()) > 0
                 no_secret_in(of_ray(os.getpid()), redis)
-                pids += [parent(audit.front_pid) for audit in audits.values()]
+                pids += [parent(report.front_pid) for report in reports.values()]
                 cluster.process.send_signal(number)
                 code = await asyncio.to_thread(cluster.process.wait, 30)
                 assert code == (0 if number is signal.SIGTERM else -signal.SIGKILL)

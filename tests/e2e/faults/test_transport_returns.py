@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from tests.e2e.support.cluster import Cluster, assert_all_free, baton_up
 from tests.e2e.support.own_engine import program
 
@@ -31,17 +31,17 @@ async def test_a_link_returns_to_shared_memory_after_a_stall(model: Path) -> Non
         async with cluster.stub() as stub:
             first = await cluster.generate(stub, PROMPT, **GREEDY)
             assert await transports(cluster) == ["ipc"]
-            stopped = (await cluster.audits())["decode-0"].engine_pid
+            stopped = (await cluster.reports())["decode-0"].engine_pid
             asking = asyncio.create_task(_ask_on(cluster, stub, first.token_ids))
             os.kill(stopped, signal.SIGSTOP)
             await asyncio.sleep(STOPPED_S)
             os.kill(stopped, signal.SIGCONT)
-            await until(cluster, lambda audit: audit.link_fallbacks == 1)
-            audit = await until(cluster, lambda audit: [link.transport for link in audit.links] == ["ipc"])
+            await until(cluster, lambda report: report.link_fallbacks == 1)
+            report = await until(cluster, lambda report: [link.transport for link in report.links] == ["ipc"])
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
             await assert_all_free(cluster, 5.0)
-        assert audit.links_returned == 1
+        assert report.links_returned == 1
         lines = cluster.log.read_text().splitlines()
         for event in ("link_fallback", "link_returned"):
             (line,) = [line for line in lines if f"event='{event}'" in line]
@@ -49,16 +49,16 @@ async def test_a_link_returns_to_shared_memory_after_a_stall(model: Path) -> Non
 
 
 async def transports(cluster: Cluster) -> list[str]:
-    return [link.transport for link in (await cluster.audits())["prefill-0"].links]
+    return [link.transport for link in (await cluster.reports())["prefill-0"].links]
 
 
-async def until(cluster: Cluster, what: Callable[[Audit], bool]) -> Audit:
-    """Prefill's audit, once it is so."""
+async def until(cluster: Cluster, what: Callable[[IntegrityReport], bool]) -> IntegrityReport:
+    """Prefill's report, once it is so."""
     deadline = time.monotonic() + RETURNS_S
-    while not what(audit := (await cluster.audits())["prefill-0"]):
-        assert time.monotonic() < deadline, [link.transport for link in audit.links]
+    while not what(report := (await cluster.reports())["prefill-0"]):
+        assert time.monotonic() < deadline, [link.transport for link in report.links]
         await asyncio.sleep(0.02)
-    return audit
+    return report
 
 
 async def _ask_on(cluster: Cluster, stub: Any, expected: list[int]) -> None:

@@ -103,7 +103,7 @@ async def settle(loose: Loose, before: dict[str, Counter[str]] | None) -> dict[s
     deadline = time.monotonic() + QUIET_S
     while True:
         workers = loose.workers.values()
-        held = [f"{one.name}: {leak}" for one in workers for leak in leaks(await one.audit())]
+        held = [f"{one.name}: {leak}" for one in workers for leak in leaks(await one.report())]
         held += await router_counters(loose.cluster)
         now = descriptors(loose)
         for name, counts in now.items():

@@ -86,7 +86,7 @@ async def test_so_many_processes_are_of_ray(cluster: Cluster) -> None:
 
 async def test_a_worker_dies(cluster: Cluster, models: tuple[Path, Path]) -> None:
     async with cluster.stub() as stub:
-        before = await cluster.audits()
+        before = await cluster.reports()
         os.kill(before["decode-0"].engine_pid, signal.SIGKILL)
         await eventually(lambda: not is_running(before["decode-0"].front_pid), AGAIN_S)
         after = await whole_again(cluster, before, AGAIN_S)
@@ -111,15 +111,15 @@ async def test_a_worker_is_drained_and_resumed(cluster: Cluster, models: tuple[P
 
 
 async def test_the_router_is_started_again(cluster: Cluster, models: tuple[Path, Path]) -> None:
-    before = await cluster.audits()
+    before = await cluster.reports()
     (router,) = [pid for pid, command in commands(cluster).items() if command.endswith("services.router")]
     os.kill(router, signal.SIGKILL)
     async with cluster.stub() as stub:
         await serves_again(cluster, stub, PROMPT, AGAIN_S)
         await right(cluster, stub, models[0])
     after = await whole_again(cluster, before, AGAIN_S)
-    assert {name: audit.front_pid for name, audit in after.items()} == {
-        name: audit.front_pid for name, audit in before.items()
+    assert {name: report.front_pid for name, report in after.items()} == {
+        name: report.front_pid for name, report in before.items()
     }
 
 
@@ -138,8 +138,8 @@ async def test_another_model_is_a_guest_whose_workers_end_with_it(
     with baton_up(models[1], *flags, ray=address) as guest:
         async with cluster.stub() as stub, guest.stub() as other:
             await asyncio.gather(right(cluster, stub, models[0]), right(guest, other, models[1]))
-        audits = await guest.audits()
-        pids = [pid for audit in audits.values() for pid in (audit.front_pid, audit.engine_pid)]
+        reports = await guest.reports()
+        pids = [pid for report in reports.values() for pid in (report.front_pid, report.engine_pid)]
         guest.process.kill()
         await eventually(lambda: not any(map(is_running, pids)), 3)
         await eventually(lambda: actors(cluster) == 2, 3)

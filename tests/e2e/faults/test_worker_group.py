@@ -193,8 +193,8 @@ async def test_a_group_serves_restarts_its_workers_and_drains(
         asked = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
         first = await cluster.generate(stub, PROMPT, **asked)
 
-        audits = await cluster.audits()
-        os.kill(audits["pod-7-prefill-0"].engine_pid, signal.SIGKILL)
+        reports = await cluster.reports()
+        os.kill(reports["pod-7-prefill-0"].engine_pid, signal.SIGKILL)
         await group.until("/ready", 503, 10)
         again = await cluster.generate(stub, PROMPT, **asked)
         assert again.token_ids == first.token_ids
@@ -224,7 +224,7 @@ async def begun(cluster: Cluster, stub: RouterServiceAsyncStub, **fields: Any) -
     """A request that has its slot on the decode worker."""
     running = asyncio.create_task(cluster.generate(stub, PROMPT, **fields))
     deadline = time.monotonic() + START_S
-    while (load := (await cluster.audits())["pod-7-decode-0"].load).free_slots == load.slots:
+    while (load := (await cluster.reports())["pod-7-decode-0"].load).free_slots == load.slots:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
     return running
@@ -308,7 +308,7 @@ async def test_a_group_on_two_gpus(redis: RedisServer, log: Path, tmp_path: Path
             first = await cluster.generate(stub, PROMPT, **asked)
             await assert_gpu_to_gpu(cluster)
             for name in ("pod-7-prefill-0", "pod-7-decode-0"):
-                os.kill((await cluster.audits())[name].engine_pid, signal.SIGKILL)
+                os.kill((await cluster.reports())[name].engine_pid, signal.SIGKILL)
                 await group.until("/ready", 503, 10)
                 await group.until("/ready", 200, _GPU_START_S)
                 again = await cluster.generate(stub, PROMPT, **asked)
@@ -323,12 +323,12 @@ async def test_a_group_on_two_gpus(redis: RedisServer, log: Path, tmp_path: Path
 
 async def assert_gpu_to_gpu(cluster: Cluster) -> None:
     """Prefill is on the first GPU, decode on the second, and their link is what `auto` prefers."""
-    audits = await cluster.audits()
-    assert {name: audit.device for name, audit in audits.items()} == {
+    reports = await cluster.reports()
+    assert {name: report.device for name, report in reports.items()} == {
         "pod-7-prefill-0": "cuda:0",
         "pod-7-decode-0": "cuda:1",
     }
-    links = [link.transport for audit in audits.values() for link in audit.links]
+    links = [link.transport for report in reports.values() for link in report.links]
     assert links
     assert set(links) == {"ipc"}
-    assert [audit.link_fallbacks for audit in audits.values()] == [0, 0]
+    assert [report.link_fallbacks for report in reports.values()] == [0, 0]

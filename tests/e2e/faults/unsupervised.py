@@ -56,8 +56,8 @@ class Strikes:
     async def strike(self, fault: Fault, name: str) -> None:
         """Injects it, waits until it is over, and returns when all workers are ready again."""
         worker = self.loose.workers[name]
-        audit = await worker.audit()
-        pid = audit.front_pid if fault in _OF_FRONT else audit.engine_pid
+        report = await worker.report()
+        pid = report.front_pid if fault in _OF_FRONT else report.engine_pid
         lost_before = self._lost(name)
         lasts_s = self.dice.uniform(*(_SHORT_S if fault in SHORT else _LONG_S))
         if fault in _KILLS:

@@ -64,7 +64,7 @@ async def measure(cluster: Cluster, size: Size) -> dict[str, list[Sample]]:
     """The memory of every process, by its place in the cluster."""
     dice = random.Random(23)
     async with Clients.of(cluster) as clients:
-        pids = processes(cluster, await cluster.audits())
+        pids = processes(cluster, await cluster.reports())
         await clients.all(list(short_asks(dice, size.warm_up)), AT_ONCE)
         samples: dict[str, list[Sample]] = {place: [] for place in pids}
         ended = 0
@@ -79,7 +79,7 @@ async def measure(cluster: Cluster, size: Size) -> dict[str, list[Sample]]:
 
         await clients.all(list(short_asks(dice, size.requests + 1)), AT_ONCE, sample)
         await assert_all_free(cluster, 5.0)
-        assert processes(cluster, await cluster.audits()) == pids, "some process was started again"
+        assert processes(cluster, await cluster.reports()) == pids, "some process was started again"
     return samples
 
 

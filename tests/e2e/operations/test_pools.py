@@ -223,8 +223,8 @@ async def test_a_request_ends_with_an_error_where_its_pool_has_gone(
     async with rolling.cluster.stub() as stub:
         asked = asyncio.create_task(stream(stub, PROMPT, 1500, tokens))
         await eventually(lambda: len(tokens) >= 60, 10)
-        audits = {name: await rolling.workers[name].audit() for name in ("decode-0", "decode-1")}
-        (busy,) = (audit for audit in audits.values() if audit.load.free_slots < audit.load.slots)
+        reports = {name: await rolling.workers[name].report() for name in ("decode-0", "decode-1")}
+        (busy,) = (report for report in reports.values() if report.load.free_slots < report.load.slots)
         os.kill(busy.engine_pid, signal.SIGKILL)
         assert not asked.done()
         with pytest.raises(grpc.aio.AioRpcError) as failed:

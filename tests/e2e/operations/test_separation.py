@@ -22,7 +22,7 @@ from baton.v1.prefill_pb2 import PrefillRequest
 from baton.v1.prefill_pb2_grpc import PrefillServiceStub
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from baton.v1.types_pb2 import Attempt
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from tests.e2e.support.cluster import MODEL, Cluster, assert_all_free, baton_up, descendants, worker_channel
 from tests.e2e.support.own_engine import program
 from tests.e2e.support.proc import maps_library, open_memory, tcp_sockets, writable_shared_maps
@@ -84,18 +84,18 @@ def prompt(length: int) -> list[int]:
     return [(7 * number + 13 * length) % VOCAB_SIZE for number in range(length)]
 
 
-async def serve(cluster: Cluster, lengths: Sequence[int] = LENGTHS) -> dict[str, Audit]:
-    """Runs a prompt of each length, all at once; the audits when all is at rest again."""
+async def serve(cluster: Cluster, lengths: Sequence[int] = LENGTHS) -> dict[str, IntegrityReport]:
+    """Runs a prompt of each length, all at once; the reports when all is at rest again."""
     async with cluster.stub() as stub:
         runs = [cluster.generate(stub, prompt(length), max_tokens=12, **GREEDY) for length in lengths]
         await asyncio.gather(*runs)
         await assert_all_free(cluster, 1.0)
-        return await cluster.audits()
+        return await cluster.reports()
 
 
-def total(audits: dict[str, Audit], role: str, count: str) -> int:
+def total(reports: dict[str, IntegrityReport], role: str, count: str) -> int:
     """A count's sum over the workers of a role."""
-    return sum(int(getattr(audit, count)) for name, audit in audits.items() if name.startswith(role))
+    return sum(int(getattr(report, count)) for name, report in reports.items() if name.startswith(role))
 
 
 def blocks_of(lengths: Sequence[int]) -> int:
@@ -108,15 +108,15 @@ async def test_tokens_are_transformers_own_through_both_apis(cluster: Cluster, m
     await judge(cluster, model, CUT, REDUCED)
 
 
-async def test_the_audit_shows_what_a_running_request_holds(cluster: Cluster) -> None:
+async def test_the_report_shows_what_a_running_request_holds(cluster: Cluster) -> None:
     """Before any output has ended: until then all that is asked for is reserved."""
     async with cluster.stub() as stub:
         request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=prompt(100)), max_tokens=1900, **GREEDY)
         call = stub.Generate(request, timeout=60)
         for _ in range(3):
             await call.read()
-        audits = [audit for name, audit in (await cluster.audits()).items() if name.startswith("decode")]
-        (held,) = [audit for audit in audits if audit.live_tickets]
+        reports = [report for name, report in (await cluster.reports()).items() if name.startswith("decode")]
+        (held,) = [report for report in reports if report.live_tickets]
         assert held.live_tickets == 1
         assert held.load.slots - held.load.free_slots == 1
         # The last token's own KV is never computed.
@@ -129,11 +129,11 @@ async def test_the_audit_shows_what_a_running_request_holds(cluster: Cluster) ->
 
 @pytest.mark.slow
 async def test_every_worker_is_two_processes_and_torch_is_in_the_engines_alone(cluster: Cluster) -> None:
-    audits = await serve(cluster, LENGTHS[:4])
-    fronts = [audit.front_pid for audit in audits.values()]
-    engines = [audit.engine_pid for audit in audits.values()]
+    reports = await serve(cluster, LENGTHS[:4])
+    fronts = [report.front_pid for report in reports.values()]
+    engines = [report.engine_pid for report in reports.values()]
     everyone = descendants(cluster.process.pid)
-    assert len({*fronts, *engines}) == 2 * len(audits)
+    assert len({*fronts, *engines}) == 2 * len(reports)
     others = set(everyone) - {*fronts, *engines}
     assert len(others) == 3, "the router, who supervises the workers, and their Redis"
     assert all(maps_library(pid, "libtorch") for pid in engines)
@@ -142,11 +142,11 @@ async def test_every_worker_is_two_processes_and_torch_is_in_the_engines_alone(c
 
 async def test_a_thread_that_is_woken_interrupts_an_engine_only(cluster: Cluster) -> None:
     """`baton.base.process_tuning`, of every thread: gRPC starts its own."""
-    audits = await serve(cluster, LENGTHS[:1])
-    engines = [audit.engine_pid for audit in audits.values()]
-    streaming = [audit.front_pid for audit in audits.values()]
+    reports = await serve(cluster, LENGTHS[:1])
+    engines = [report.engine_pid for report in reports.values()]
+    streaming = [report.front_pid for report in reports.values()]
     streaming += [pid for pid in descendants(cluster.process.pid) if runs(pid, "services.router")]
-    assert len(streaming) == len(audits) + 1
+    assert len(streaming) == len(reports) + 1
     assert {policy for pid in streaming for policy in policies(pid)} == {os.SCHED_BATCH}
     assert {policy for pid in engines for policy in policies(pid)} == {os.SCHED_OTHER}
 
@@ -161,22 +161,22 @@ def policies(pid: int) -> list[int]:
 
 
 async def test_no_two_workers_share_memory(cluster: Cluster) -> None:
-    audits = await serve(cluster, LENGTHS[:4])
+    reports = await serve(cluster, LENGTHS[:4])
     seen: dict[tuple[str, int], str] = {}
-    for name, audit in audits.items():
-        front, engine = (writable_shared_maps(pid) for pid in (audit.front_pid, audit.engine_pid))
+    for name, report in reports.items():
+        front, engine = (writable_shared_maps(pid) for pid in (report.front_pid, report.engine_pid))
         assert front & engine, f"{name}: front and engine share their rings, or this test sees nothing"
-        for inode in {*front, *engine, *open_memory(audit.front_pid), *open_memory(audit.engine_pid)}:
+        for inode in {*front, *engine, *open_memory(report.front_pid), *open_memory(report.engine_pid)}:
             assert seen.setdefault(inode, name) == name, f"{name} and {seen[inode]} share {inode}"
 
 
 async def test_prefill_speaks_with_decode_over_the_transfer_port_alone(cluster: Cluster) -> None:
-    audits = await serve(cluster)
-    prefills = [audit for name, audit in audits.items() if name.startswith("prefill")]
-    decodes = [audit for name, audit in audits.items() if name.startswith("decode")]
-    ours = tcp_sockets([pid for audit in prefills for pid in (audit.front_pid, audit.engine_pid)])
-    theirs = tcp_sockets([pid for audit in decodes for pid in (audit.front_pid, audit.engine_pid)])
-    receivers = {audit.engine_pid for audit in decodes}
+    reports = await serve(cluster)
+    prefills = [report for name, report in reports.items() if name.startswith("prefill")]
+    decodes = [report for name, report in reports.items() if name.startswith("decode")]
+    ours = tcp_sockets([pid for report in prefills for pid in (report.front_pid, report.engine_pid)])
+    theirs = tcp_sockets([pid for report in decodes for pid in (report.front_pid, report.engine_pid)])
+    receivers = {report.engine_pid for report in decodes}
     transfer_ports = {socket.local_port for socket in theirs if socket.listens and socket.pid in receivers}
     assert len(transfer_ports) == len(decodes)
     between = [
@@ -186,23 +186,23 @@ async def test_prefill_speaks_with_decode_over_the_transfer_port_alone(cluster: 
         if not (a.listens or b.listens) and (a.local_port, a.remote_port) == (b.remote_port, b.local_port)
     ]
     assert between, "a handoff leaves its link open, or this test sees nothing"
-    senders = {audit.engine_pid for audit in prefills}
+    senders = {report.engine_pid for report in prefills}
     assert {a.pid for a, _ in between} <= senders
     assert {b.pid for _, b in between} <= receivers
     assert {a.remote_port for a, _ in between} <= transfer_ports
 
 
 async def test_bytes_shipped_are_blocks_times_block_size_and_all_arrive(cluster: Cluster) -> None:
-    before = await cluster.audits()
+    before = await cluster.reports()
     after = await serve(cluster)
-    for audit in after.values():
-        sizes = zip(audit.blocks_shipped, audit.block_bytes, strict=True)
-        assert audit.bytes_shipped == sum(blocks * size for blocks, size in sizes)
+    for report in after.values():
+        sizes = zip(report.blocks_shipped, report.block_bytes, strict=True)
+        assert report.bytes_shipped == sum(blocks * size for blocks, size in sizes)
 
     def grown(role: str, count: str) -> int:
         return total(after, role, count) - total(before, role, count)
 
-    (of_all_groups,) = {sum(audit.block_bytes) for audit in after.values()}
+    (of_all_groups,) = {sum(report.block_bytes) for report in after.values()}
     held = grown("decode", "blocks_resident")  # tests before have asked the same
     assert 0 < held < blocks_of(LENGTHS)
     sent = blocks_of(LENGTHS) - held
@@ -216,11 +216,11 @@ async def test_bytes_shipped_are_blocks_times_block_size_and_all_arrive(cluster:
 
 
 async def test_decode_never_runs_a_prompt_and_prefill_never_decodes(cluster: Cluster) -> None:
-    audits = await serve(cluster)
-    assert total(audits, "decode", "prompts_run") == total(audits, "decode", "prompt_tokens_run") == 0
-    assert total(audits, "prefill", "prompts_run") >= len(LENGTHS)
-    assert total(audits, "prefill", "tokens_decoded") == total(audits, "prefill", "decode_steps") == 0
-    assert total(audits, "decode", "tokens_decoded") >= len(LENGTHS) * 11
+    reports = await serve(cluster)
+    assert total(reports, "decode", "prompts_run") == total(reports, "decode", "prompt_tokens_run") == 0
+    assert total(reports, "prefill", "prompts_run") >= len(LENGTHS)
+    assert total(reports, "prefill", "tokens_decoded") == total(reports, "prefill", "decode_steps") == 0
+    assert total(reports, "decode", "tokens_decoded") >= len(LENGTHS) * 11
 
 
 async def test_each_role_refuses_the_others_calls(cluster: Cluster) -> None:
@@ -251,13 +251,13 @@ async def test_decode_reads_the_shipped_bytes(model: Path, cluster: Cluster, dro
     """Dropped after they were verified, they are missed: nothing else brings KV to the decode worker."""
     asked = (prompt(62), prompt(66))  # no other test has asked these
     outputs = []
-    before = await cluster.audits()
+    before = await cluster.reports()
     try:
         async with cluster.stub() as stub:
             for one in asked:
                 outputs.append((await cluster.generate(stub, one, max_tokens=24, **GREEDY)).token_ids)
                 await asyncio.to_thread(dropping.touch)
-        after = await cluster.audits()
+        after = await cluster.reports()
     finally:
         await asyncio.to_thread(dropping.unlink, missing_ok=True)
     assert total(after, "decode", "blocks_received") - total(

@@ -116,8 +116,8 @@ async def test_strangers_get_nothing_and_do_no_harm(model: Path) -> None:
             attempts = await ask(loose.cluster, REQUESTS)
         assert seen == {grpc.StatusCode.UNAUTHENTICATED}
         assert set(attempts) == {1}
-        audit = await loose.workers["decode-0"].audit()
-        assert (len(audit.links), audit.live_tickets) == (1, 0)
+        report = await loose.workers["decode-0"].report()
+        assert (len(report.links), report.live_tickets) == (1, 0)
         ports = {
             transfer: [transfer_pb2],
             loose.workers["prefill-0"].address: [prefill_pb2, worker_pb2],

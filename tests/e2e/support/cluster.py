@@ -25,13 +25,13 @@ from baton.v1.admin_pb2 import (
     AdminServiceGetAuditRequest,
     AdminServiceGetStatusRequest,
     AdminServiceGetStatusResponse,
-    WorkerAudit,
+    WorkerReport,
 )
 from baton.v1.admin_pb2_grpc import AdminServiceStub
 from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import FinishReason, WorkerRole
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from bench.processes import first_gpu
 from services.common.processes.process_tree import descendants as descendants
 from services.common.rpc.internal_rpc import internal_channel
@@ -109,16 +109,16 @@ class Cluster:
         async with self.admin() as admin:
             return await admin.GetStatus(AdminServiceGetStatusRequest(**fields), timeout=10)
 
-    async def workers(self) -> list[WorkerAudit]:
-        """Every worker's identity, address and audit."""
+    async def workers(self) -> list[WorkerReport]:
+        """Every worker's identity, address and report."""
         async with self.admin() as admin:
             return list((await admin.GetAudit(AdminServiceGetAuditRequest(), timeout=10)).workers)
 
-    async def audits(self) -> dict[str, Audit]:
-        """Every worker's audit, by name."""
+    async def reports(self) -> dict[str, IntegrityReport]:
+        """Every worker's report, by name."""
         workers = await self.workers()
         assert all(not worker.error for worker in workers), workers
-        return {worker.identity.name: worker.audit for worker in workers}
+        return {worker.identity.name: worker.report for worker in workers}
 
     async def roles(self) -> dict[str, str]:
         return {
@@ -130,25 +130,25 @@ class Cluster:
         return httpx.AsyncClient(base_url=self.url, timeout=120, verify=False)
 
 
-def leaks(audit: Audit) -> list[str]:
+def leaks(report: IntegrityReport) -> list[str]:
     """What an idle worker still holds; empty where all is free."""
-    load = audit.load
+    load = report.load
     found = []
     for name, value in (
         ("slots", load.slots - load.free_slots),
         ("blocks", load.blocks - load.free_blocks),
         ("queued prefills", load.queued_prefills),
-        ("pinned blocks", audit.pinned_blocks),
-        ("live tickets", audit.live_tickets),
+        ("pinned blocks", report.pinned_blocks),
+        ("live tickets", report.live_tickets),
     ):
         if value:
             found.append(f"{value} {name}")
-    for link in audit.links:
+    for link in report.links:
         home = link.free_pieces if link.sending else link.credited_pieces
         if link.live_transfers or link.quarantined_pieces or home != link.window_pieces:
             found.append(f"link to {link.peer.name}: {link}")
-    if audit.integrity_error:
-        found.append(audit.integrity_error)
+    if report.integrity_error:
+        found.append(report.integrity_error)
     return found
 
 
@@ -170,7 +170,7 @@ async def assert_all_free(cluster: Cluster, within_s: float) -> None:
     """
     passed_s = 0.0
     while True:
-        found = {name: leaks(audit) for name, audit in (await cluster.audits()).items()}
+        found = {name: leaks(report) for name, report in (await cluster.reports()).items()}
         if not any(found.values()):
             return
         assert passed_s < within_s, f"still held after {within_s} s: {found}"
@@ -305,14 +305,16 @@ async def eventually(what: Callable[[], bool], within_s: float) -> None:
         await asyncio.sleep(0.02)
 
 
-async def whole_again(cluster: Cluster, names: Collection[str], within_s: float) -> dict[str, Audit]:
-    """Waits until all these workers answer, and no other; their audits."""
+async def whole_again(
+    cluster: Cluster, names: Collection[str], within_s: float
+) -> dict[str, IntegrityReport]:
+    """Waits until all these workers answer, and no other; their reports."""
     async with asyncio.timeout(within_s):
         while True:
             with contextlib.suppress(AssertionError, grpc.aio.AioRpcError):
-                audits = await cluster.audits()
-                if set(audits) == set(names):
-                    return audits
+                reports = await cluster.reports()
+                if set(reports) == set(names):
+                    return reports
             await asyncio.sleep(0.05)
 
 

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.state.client.connect import MAX_CONNECTIONS
 from baton.v1.admin_pb2 import AdminServiceGetStatusResponse, StoreStatus, WorkerState
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from tests.e2e.support.cluster import Cluster, descendants, leaks
 from tests.e2e.support.proc import tcp_table
 
@@ -83,9 +83,9 @@ async def read_ledger(cluster: Cluster) -> Ledger:
     """Raises AssertionError or AioRpcError while a worker does not answer."""
     status = await cluster.status(check_integrity=True)
     assert all(not one.worker.error for one in status.workers), status.workers
-    audits = {one.worker.identity.name: one.worker.audit for one in status.workers}
+    reports = {one.worker.identity.name: one.worker.report for one in status.workers}
     held = [
-        *(f"{name}: {leak}" for name, audit in audits.items() for leak in leaks(audit)),
+        *(f"{name}: {leak}" for name, report in reports.items() for leak in leaks(report)),
         *_not_ready(status),
         *_dead_links(status),
         *_journal(status.store),
@@ -93,7 +93,7 @@ async def read_ledger(cluster: Cluster) -> Ledger:
     ]
     redis_port = int(status.store.address.rpartition(":")[2])
     redis = {inode for inode, (local, remote, _) in tcp_table().items() if redis_port in (local, remote)}
-    accounts = {name: process_account(pid, redis) for name, pid in processes(cluster, audits).items()}
+    accounts = {name: process_account(pid, redis) for name, pid in processes(cluster, reports).items()}
     return Ledger(tuple(held), accounts)
 
 
@@ -112,10 +112,10 @@ async def quiesces(cluster: Cluster, before: Ledger | None, within_s: float) -> 
         await asyncio.sleep(0.1)
 
 
-def processes(cluster: Cluster, audits: dict[str, Audit]) -> dict[str, int]:
+def processes(cluster: Cluster, reports: dict[str, IntegrityReport]) -> dict[str, int]:
     """Every process of the cluster by its place: `decode-0 engine`, `services.router`, `valkey-server`, …"""
-    places = {audit.front_pid: f"{name} front" for name, audit in audits.items()}
-    places |= {audit.engine_pid: f"{name} engine" for name, audit in audits.items()}
+    places = {report.front_pid: f"{name} front" for name, report in reports.items()}
+    places |= {report.engine_pid: f"{name} engine" for name, report in reports.items()}
     found: dict[str, int] = {}
     seen: Counter[str] = Counter()
     for pid in (cluster.process.pid, *descendants(cluster.process.pid)):
@@ -145,7 +145,7 @@ def _dead_links(status: AdminServiceGetStatusResponse) -> list[str]:
     return [
         f"{one.worker.identity.name}: a link to {link.peer.name}, which is dead"
         for one in status.workers
-        for link in one.worker.audit.links
+        for link in one.worker.report.links
         if link.peer.incarnation not in living
     ]
 

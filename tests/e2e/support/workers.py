@@ -22,7 +22,7 @@ import grpc.aio
 
 from baton.v1.admin_pb2 import AdminServiceGetStatusRequest, WorkerState
 from baton.v1.admin_pb2_grpc import AdminServiceStub
-from baton.v1.worker_pb2 import Audit, GetAuditRequest
+from baton.v1.worker_pb2 import GetAuditRequest, IntegrityReport
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from services.common.config.router import RouterConfig
 from services.common.config.types import Role, StrictModel
@@ -45,18 +45,18 @@ class Worker:
     # What the router's connections to it pass through, where a test wants that.
     proxy: WireProxy | None = None
 
-    async def audit(self) -> Audit:
+    async def report(self) -> IntegrityReport:
         """Its own word, past the router."""
         async with worker_channel(self.address) as channel:
-            return (await WorkerServiceStub(channel).GetAudit(GetAuditRequest(), timeout=5)).audit
+            return (await WorkerServiceStub(channel).GetAudit(GetAuditRequest(), timeout=5)).report
 
-    async def until(self, what: Callable[[Audit], bool], within_s: float = 10.0) -> Audit:
-        """Waits until its audit is so."""
+    async def until(self, what: Callable[[IntegrityReport], bool], within_s: float = 10.0) -> IntegrityReport:
+        """Waits until its report is so."""
         deadline = time.monotonic() + within_s
-        while not what(audit := await self.audit()):
-            assert time.monotonic() < deadline, f"{self.name}: {audit}"
+        while not what(report := await self.report()):
+            assert time.monotonic() < deadline, f"{self.name}: {report}"
             await asyncio.sleep(0.01)
-        return audit
+        return report
 
 
 @dataclass(slots=True)

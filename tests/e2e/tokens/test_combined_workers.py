@@ -41,16 +41,16 @@ async def prove(number: int, workers: tuple[str, ...], size: Size, folder: Path)
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             answers = await ask_both_apis(cluster, stub, client, asks, tokenizer)
             await assert_all_free(cluster, within_s=5)
-            audits, roles = await cluster.audits(), await cluster.roles()
+            reports, roles = await cluster.reports(), await cluster.roles()
     reference = load_reference(folder)
     for ask, answer in zip(asks, answers, strict=True):
         greedy_matches(reference, ask.prompt, answer.token_ids)
-    check_work(audits, roles, asks, answers)
-    local = sum(audit.handoffs_local for audit in audits.values())
+    check_work(reports, roles, asks, answers)
+    local = sum(report.handoffs_local for report in reports.values())
     assert local > 0
     if size is FULL:  # with few prompts the router may have no reason to hand any over
-        assert local < sum(audit.handoffs_committed for audit in audits.values()), "both ways are taken"
-    assert sum(audit.bytes_shipped for audit in audits.values()) == sum(
-        audit.bytes_received for audit in audits.values()
+        assert local < sum(report.handoffs_committed for report in reports.values()), "both ways are taken"
+    assert sum(report.bytes_shipped for report in reports.values()) == sum(
+        report.bytes_received for report in reports.values()
     )
-    assert not any(audit.checksum_failures or audit.dropped_unknown for audit in audits.values())
+    assert not any(report.checksum_failures or report.dropped_unknown for report in reports.values())

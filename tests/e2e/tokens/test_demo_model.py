@@ -133,8 +133,8 @@ async def prove_seen(served: Served, fault: Fault | None, size: Size) -> None:
     right = share_right(answers)
     assert right >= 0.98 if fault is None else right <= 0.2
     await assert_all_free(served.cluster, 1.0)
-    audits = await served.cluster.audits()
-    links = [link for audit in audits.values() for link in audit.links]
+    reports = await served.cluster.reports()
+    links = [link for report in reports.values() for link in report.links]
     assert [link.transport for link in links] == 2 * [served.transport]
 
 
@@ -185,4 +185,4 @@ def share_right(answers: Sequence[tuple[Turn, Answer]]) -> float:
 
 async def failures(served: Served) -> int:
     """Pieces whose checksum was wrong, so far."""
-    return sum(audit.checksum_failures for audit in (await served.cluster.audits()).values())
+    return sum(report.checksum_failures for report in (await served.cluster.reports()).values())

@@ -19,7 +19,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from baton.v1.router_pb2 import RequestTrace
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from tests.e2e.support.cluster import Answer, Cluster, assert_all_free, baton_up
 from tests.e2e.support.completions import complete
 from tests.support.checkpoints import END_ID, FAMILIES, MIXTURES, VOCAB_SIZE, Case
@@ -131,18 +131,18 @@ async def judge(cluster: Cluster, folder: Path, cut: Cut, size: Size) -> None:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         answers = await ask_both_apis(cluster, stub, client, asks, tokenizer)
         await assert_all_free(cluster, within_s=5)
-        audits, roles = await cluster.audits(), await cluster.roles()
+        reports, roles = await cluster.reports(), await cluster.roles()
     reference = load_reference(folder)
     for ask, answer in zip(asks, answers, strict=True):
         greedy_matches(reference, ask.prompt, answer.token_ids)
-    check_work(audits, roles, asks, answers)
+    check_work(reports, roles, asks, answers)
     if set(roles.values()) == {"both"}:
-        for audit in audits.values():
-            assert audit.handoffs_local == audit.handoffs_committed > 0
-            assert audit.bytes_shipped == audit.bytes_received == audit.blocks_received == 0
-            assert not audit.links
+        for report in reports.values():
+            assert report.handoffs_local == report.handoffs_committed > 0
+            assert report.bytes_shipped == report.bytes_received == report.blocks_received == 0
+            assert not report.links
     else:
-        check_shipping(audits, asks, answers, cut)
+        check_shipping(reports, asks, answers, cut)
 
 
 def make_asks(cut: Cut, size: Size) -> list[Ask]:
@@ -207,40 +207,42 @@ def trace_of(answer: Answer) -> RequestTrace:
 
 
 def check_work(
-    audits: dict[str, Audit], roles: dict[str, str], asks: Sequence[Ask], answers: Sequence[Answer]
+    reports: dict[str, IntegrityReport], roles: dict[str, str], asks: Sequence[Ask], answers: Sequence[Answer]
 ) -> None:
     """Prompts ran on prefill's side and tokens were decoded on decode's, each once; two APIs, so twice."""
-    for name, audit in audits.items():
+    for name, report in reports.items():
         if roles[name] == "decode":
-            assert audit.prompts_run == audit.prompt_tokens_run == 0, name
+            assert report.prompts_run == report.prompt_tokens_run == 0, name
         if roles[name] == "prefill":
-            assert audit.tokens_decoded == audit.decode_steps == 0, name
-    assert sum(audit.prompts_run for audit in audits.values()) == 2 * len(asks)
-    computed = sum(audit.prompt_tokens_run + audit.prefixes.hit_tokens for audit in audits.values())
+            assert report.tokens_decoded == report.decode_steps == 0, name
+    assert sum(report.prompts_run for report in reports.values()) == 2 * len(asks)
+    computed = sum(report.prompt_tokens_run + report.prefixes.hit_tokens for report in reports.values())
     assert computed == 2 * sum(len(ask.prompt) for ask in asks)  # or found, since a API knew it already
     decoded = sum(len(answer.token_ids) - 1 for answer in answers)
-    assert sum(audit.tokens_decoded for audit in audits.values()) == 2 * decoded
+    assert sum(report.tokens_decoded for report in reports.values()) == 2 * decoded
     handed_off = sum(len(answer.token_ids) > 1 for answer in answers)
-    assert sum(audit.handoffs_committed for audit in audits.values()) == 2 * handed_off
+    assert sum(report.handoffs_committed for report in reports.values()) == 2 * handed_off
     for answer in answers:
         trace = trace_of(answer)
         assert trace.attempts == 1
         assert roles[trace.prefill_worker] in ("prefill", "both")
         assert roles[trace.decode_worker] in ("decode", "both")
     if len(asks) > 2 * AT_ONCE:
-        assert all(audit.prompts_run or audit.tokens_decoded for audit in audits.values()), "an idle worker"
+        assert all(report.prompts_run or report.tokens_decoded for report in reports.values()), (
+            "an idle worker"
+        )
 
 
 def check_shipping(
-    audits: dict[str, Audit], asks: Sequence[Ask], answers: Sequence[Answer], cut: Cut
+    reports: dict[str, IntegrityReport], asks: Sequence[Ask], answers: Sequence[Answer], cut: Cut
 ) -> None:
     """Bytes are whole blocks, as many as the prompts have, but for those that decode had from the other API;
     and all that was sent arrived."""
-    senders = [audit for audit in audits.values() if audit.bytes_shipped]
-    block_bytes = list(next(iter(audits.values())).block_bytes)
-    for audit in audits.values():
-        assert list(audit.block_bytes) == block_bytes
-        assert audit.bytes_shipped == sum(map(int.__mul__, audit.blocks_shipped, block_bytes))
+    senders = [report for report in reports.values() if report.bytes_shipped]
+    block_bytes = list(next(iter(reports.values())).block_bytes)
+    for report in reports.values():
+        assert list(report.block_bytes) == block_bytes
+        assert report.bytes_shipped == sum(map(int.__mul__, report.blocks_shipped, block_bytes))
     sizes = [math.ceil(len(ask.prompt) / cut.block_tokens) for ask in asks]
     handed_off = [
         (size, answer) for size, answer in zip(sizes, answers, strict=True) if len(answer.token_ids) > 1
@@ -249,14 +251,14 @@ def check_shipping(
         assert trace_of(answer).kv_bytes_shipped == size * sum(block_bytes)
     # A prompt whose first token ends it may have sent some blocks already.
     for group in range(len(block_bytes)):
-        shipped = sum(audit.blocks_shipped[group] for audit in senders)
-        shipped += sum(audit.blocks_resident // len(block_bytes) for audit in audits.values())
+        shipped = sum(report.blocks_shipped[group] for report in senders)
+        shipped += sum(report.blocks_resident // len(block_bytes) for report in reports.values())
         assert 2 * sum(size for size, _ in handed_off) <= shipped <= 2 * sum(sizes)
-    for audit in audits.values():
-        assert audit.bytes_resident == audit.blocks_resident // len(block_bytes) * sum(block_bytes)
-    sent = sum(audit.bytes_shipped for audit in senders)
-    assert sent == sum(audit.bytes_received for audit in audits.values())
-    blocks = sum(sum(audit.blocks_shipped) for audit in senders)
-    assert blocks == sum(audit.blocks_received for audit in audits.values())
+    for report in reports.values():
+        assert report.bytes_resident == report.blocks_resident // len(block_bytes) * sum(block_bytes)
+    sent = sum(report.bytes_shipped for report in senders)
+    assert sent == sum(report.bytes_received for report in reports.values())
+    blocks = sum(sum(report.blocks_shipped) for report in senders)
+    assert blocks == sum(report.blocks_received for report in reports.values())
     assert max(sizes) * sum(block_bytes) > cut.piece_bytes * cut.window_pieces, "no transfer tried the window"
-    assert not any(audit.checksum_failures or audit.dropped_unknown for audit in audits.values())
+    assert not any(report.checksum_failures or report.dropped_unknown for report in reports.values())

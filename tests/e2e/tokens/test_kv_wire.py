@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from models.demo_training.evaluate import DEMO_MODEL, ThroughCluster, Transformers, mark
 from tests.e2e.support.cluster import Cluster, assert_all_free, baton_up
 
@@ -45,7 +45,7 @@ def test_scores_are_transformers_own_within_a_point(kv_wire: str, transport: str
             )
             assert abs(ours - theirs) <= 1.0
             assert ours > 90
-        sent = asyncio.run(prefill_audit(cluster))
+        sent = asyncio.run(prefill_report(cluster))
     (shipped,), (block,) = sent.blocks_shipped, sent.block_bytes
     assert sent.bytes_shipped == shipped * block > 0
     assert [link.transport for link in sent.links] == [transport]
@@ -60,6 +60,6 @@ def reference_percent(part: str, count: int) -> float:
     return mark(Transformers(DEMO_MODEL, "float32", "cpu"), (part,), count)[part].percent
 
 
-async def prefill_audit(cluster: Cluster) -> Audit:
+async def prefill_report(cluster: Cluster) -> IntegrityReport:
     await assert_all_free(cluster, 1.0)
-    return (await cluster.audits())["prefill-0"]
+    return (await cluster.reports())["prefill-0"]

@@ -42,7 +42,7 @@ async def test_answers_that_a_tenant_was_given_are_its_drafts_alone(model: Path,
         async with cluster.stub() as stub:
             answers = [await ask(stub, tenant) for tenant in "aabb"]
         await assert_all_free(cluster, 1.0)
-        decode = (await cluster.audits())["decode-0"]
+        decode = (await cluster.reports())["decode-0"]
     assert [tokens for tokens, _ in answers] == [answers[0][0]] * 4
     drafts = [last.trace.drafts for _, last in answers]
     assert [one.steps + one.accepted for one in drafts] == [TOKENS - 1] * 4

@@ -47,5 +47,5 @@ async def test_a_handoff_from_full_width_to_fp8(tmp_path: Path) -> None:
         status = await cluster.status()
         formats = {one.worker.identity.name: one.weight_format for one in status.workers}
         assert sorted(formats.values()) == ["float32", "fp8"]
-        assert all(one.worker.audit.experts.taken == 2 for one in status.workers)
+        assert all(one.worker.report.experts.taken == 2 for one in status.workers)
         await assert_all_free(cluster, within_s=5)

@@ -12,7 +12,7 @@ import pytest
 
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from baton.v1.types_pb2 import Grammar
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from tests.e2e.support.cluster import MODEL, Answer, Cluster, assert_all_free, baton_up
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.reference import greedy_matches, load_reference
@@ -88,10 +88,10 @@ async def leave_early(cluster: Cluster) -> None:
         await assert_all_free(cluster, 1.0)
 
 
-async def audit_of(cluster: Cluster) -> Audit:
+async def report_of(cluster: Cluster) -> IntegrityReport:
     """The worker's that decodes."""
-    (audit,) = [audit for name, audit in (await cluster.audits()).items() if "prefill" not in name]
-    return audit
+    (report,) = [report for name, report in (await cluster.reports()).items() if "prefill" not in name]
+    return report
 
 
 PAIR, BOTH = ("--prefill", "1", "--decode", "1"), ("--both", "1")
@@ -112,7 +112,7 @@ async def test_every_stream_is_whole_and_exact(
 ) -> None:
     with baton_up(model, *FLAGS, *SHORT, *workers, config=CONFIG.format(host_kv_mb)) as short:
         answers = await answers_of(short)
-        audit = await audit_of(short)
+        report = await report_of(short)
         await leave_early(short)
     assert [answer.token_ids for answer in answers] == expected
     assert [len(answer.token_ids) for answer in answers] == [TOKENS - number for number in range(REQUESTS)]
@@ -121,13 +121,13 @@ async def test_every_stream_is_whole_and_exact(
     reference = load_reference(model)
     for number in range(0, REQUESTS, 2):
         greedy_matches(reference, prompt(number), answers[number].token_ids)
-    assert audit.block_grants > 0
+    assert report.block_grants > 0
     # How many depends on who was reserved before whom had committed, and on what was evicted meanwhile.
-    assert (audit.blocks_resident > 0) == ("--decode" in workers)
+    assert (report.blocks_resident > 0) == ("--decode" in workers)
     # 16 MB of the host hold all that these slots ever do.
-    assert (audit.sequences_preempted > 0, audit.sequences_swapped_out > 0) == (
+    assert (report.sequences_preempted > 0, report.sequences_swapped_out > 0) == (
         host_kv_mb == 0,
         host_kv_mb > 0,
     )
     attempts = [answer.last.trace.attempts for answer in answers if answer.last is not None]
-    assert sum(attempts) >= REQUESTS + audit.sequences_preempted, "a refusal may cost one too"
+    assert sum(attempts) >= REQUESTS + report.sequences_preempted, "a refusal may cost one too"

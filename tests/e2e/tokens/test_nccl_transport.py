@@ -46,8 +46,8 @@ async def test_the_same_tokens_by_nccl_and_a_new_worker_where_it_hangs(
         for prompt, answer in zip(prompts, answers, strict=True):
             greedy_matches(reference, prompt, answer.token_ids)
         await assert_all_free(cluster, 5.0)
-        before = await cluster.audits()
-        assert [link.transport for audit in before.values() for link in audit.links] == ["nccl", "nccl"]
+        before = await cluster.reports()
+        assert [link.transport for report in before.values() for link in report.links] == ["nccl", "nccl"]
 
         request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=PROMPT), max_tokens=TOKENS, **GREEDY)
         hung = tmp_path / str(before["decode-0"].engine_pid)
@@ -66,7 +66,7 @@ async def test_the_same_tokens_by_nccl_and_a_new_worker_where_it_hangs(
         await eventually(lambda: "exited with code 3: NCCL did not end" in cluster.log.read_text(), 20)
         await serves_again(cluster, stub, PROMPT, 60)
         await assert_all_free(cluster, 5.0)
-        after = await cluster.audits()
+        after = await cluster.reports()
         assert after["decode-0"].engine_pid != before["decode-0"].engine_pid
         assert after["decode-0"].handoffs_committed == 1
-        assert {link.transport for audit in after.values() for link in audit.links} == {"nccl"}
+        assert {link.transport for report in after.values() for link in report.links} == {"nccl"}

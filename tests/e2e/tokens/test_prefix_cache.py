@@ -80,12 +80,12 @@ async def converse(cluster: Cluster, model: Path, workers: tuple[str, ...]) -> N
     """Each turn is the one before, its answer and a few words more; then another conversation. Prefill finds
     what it has computed; decode has cached the answers too, and is sent only the rest."""
     both = workers == ("--both", "2")
-    before = (await cluster.audits()).values()
+    before = (await cluster.reports()).values()
     conversations = await talk_twice(cluster)
-    audits = (await cluster.audits()).values()
-    (block,) = {audit.load.block_tokens for audit in audits}
+    reports = (await cluster.reports()).values()
+    (block,) = {report.load.block_tokens for report in reports}
     reference = load_reference(model)
-    block_bytes = sum(next(iter(audits)).block_bytes)
+    block_bytes = sum(next(iter(reports)).block_bytes)
     stayed = 0
     for turns in conversations:
         for prompt, answer in turns:
@@ -102,7 +102,7 @@ async def converse(cluster: Cluster, model: Path, workers: tuple[str, ...]) -> N
     assert stayed == 6 if workers == ONE_AND_ONE else stayed >= 4
 
     def grown(count: str) -> int:
-        then, now = (sum(int(getattr(audit, count)) for audit in of) for of in (before, audits))
+        then, now = (sum(int(getattr(report, count)) for report in of) for of in (before, reports))
         return now - then
 
     shipped = sum(trace_of(answer).kv_bytes_shipped for turns in conversations for _, answer in turns)
@@ -151,17 +151,17 @@ async def prove(setting: Setting, blocks: int, folder: Path) -> None:
         async with cluster.stub() as stub:
             answers = [await one_round(cluster, stub, prompts) for _ in range(ROUNDS)]
             await assert_all_free(cluster, within_s=5)
-            audits = await cluster.audits()
+            reports = await cluster.reports()
     reference = load_reference(folder)
     for of_prompt in zip(prompts, *answers, strict=True):
         prompt, *reported = of_prompt
         assert len({tuple(answer.token_ids) for answer in reported}) == 1, "a hit and a miss differ"
         greedy_matches(reference, prompt, reported[0].token_ids)
-    seen = [audit.prefixes for audit in audits.values()]
+    seen = [report.prefixes for report in reports.values()]
     assert sum(one.evicted_blocks for one in seen) > 0
     assert sum(one.device_hits for one in seen) > 0
     assert sum(one.host_hits + one.disk_hits for one in seen) > 0
-    computed = sum(audit.prompt_tokens_run for audit in audits.values())
+    computed = sum(report.prompt_tokens_run for report in reports.values())
     found = sum(one.hit_tokens for one in seen)
     assert computed + found >= ROUNDS * sum(map(len, prompts))  # a prompt whose ticket was refused ran again
     reported_tokens = 0
@@ -172,9 +172,9 @@ async def prove(setting: Setting, blocks: int, folder: Path) -> None:
         reported_tokens += cached
     assert 0 < reported_tokens <= found
     assert not any(one.disk_corrupt for one in seen)
-    for audit in (audit for name, audit in audits.items() if name.startswith("decode")):
-        assert audit.blocks_resident > 0
-        assert audit.prefixes.evicted_blocks > 0
+    for report in (report for name, report in reports.items() if name.startswith("decode")):
+        assert report.blocks_resident > 0
+        assert report.prefixes.evicted_blocks > 0
 
 
 async def one_round(cluster: Cluster, stub: RouterServiceAsyncStub, prompts: list[list[int]]) -> list[Answer]:

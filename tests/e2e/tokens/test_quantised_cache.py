@@ -35,9 +35,9 @@ def test_marks_are_transformers_own_within_a_point(transport: str) -> None:
             right["ours"] += ours.right
             right["theirs"] += theirs.right
         asyncio.run(assert_all_free(cluster, 1.0))
-        audit = asyncio.run(cluster.audits())["decode-0"]
+        report = asyncio.run(cluster.reports())["decode-0"]
     assert abs(right["ours"] - right["theirs"]) <= 0.01 * sum(COUNTS.values())
     config = json.loads((DEMO_MODEL / "config.json").read_text())
     heads = 2 * config["num_hidden_layers"] * config["num_key_value_heads"]
-    assert list(audit.block_bytes) == [heads * BLOCK_TOKENS * (config["head_dim"] + 2)]
-    assert (audit.kv_dtype, audit.kv_bytes % audit.block_bytes[0]) == ("float8_e4m3fn", 0)
+    assert list(report.block_bytes) == [heads * BLOCK_TOKENS * (config["head_dim"] + 2)]
+    assert (report.kv_dtype, report.kv_bytes % report.block_bytes[0]) == ("float8_e4m3fn", 0)

@@ -38,5 +38,5 @@ def score(transport: str, kv_wire: str) -> float:
 async def links_of(cluster: Cluster) -> list[str]:
     """Transports of the links at both ends, once all resources are free again."""
     await assert_all_free(cluster, 3.0)
-    audits = await cluster.audits()
-    return [link.transport for audit in audits.values() for link in audit.links]
+    reports = await cluster.reports()
+    return [link.transport for report in reports.values() for link in report.links]

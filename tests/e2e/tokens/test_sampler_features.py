@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from tests.e2e.support.cluster import Cluster, assert_all_free, baton_up
 from tests.e2e.tokens.sampled_answers import Answer
 from tests.e2e.tokens.sampled_asks import EVERY, EXTREMES, Ask, features_of, random_ask
@@ -48,7 +48,7 @@ class Known:
     asks: list[Ask]
     answers: list[Answer]
     outputs: list[list[Output]]
-    audits: dict[str, Audit]
+    reports: dict[str, IntegrityReport]
 
 
 def make_asks(seed: str, combinations: int, longest: int) -> list[Ask]:
@@ -66,27 +66,29 @@ def make_asks(seed: str, combinations: int, longest: int) -> list[Ask]:
     return alone + edges + needed + [random_ask(rng, features_of(rng), longest) for _ in range(combinations)]
 
 
-def answered(cluster: Cluster, judge: Judge, asks: Sequence[Ask]) -> tuple[list[Answer], dict[str, Audit]]:
+def answered(
+    cluster: Cluster, judge: Judge, asks: Sequence[Ask]
+) -> tuple[list[Answer], dict[str, IntegrityReport]]:
     """All asked side by side, in an order that mixes them; what workers then hold is nothing. With the
     answers comes what each worker did for them: its COUNTS."""
 
-    async def run() -> tuple[list[Answer], dict[str, Audit]]:
+    async def run() -> tuple[list[Answer], dict[str, IntegrityReport]]:
         order = random.Random(2).sample(range(len(asks)), len(asks))
         await assert_all_free(cluster, within_s=5)
-        before = await cluster.audits()
+        before = await cluster.reports()
         mixed = await ask_both_apis(cluster, judge.texts, [asks[number] for number in order], AT_ONCE)
         await assert_all_free(cluster, within_s=5)
         answers = dict(zip(order, mixed, strict=True))
-        after = await cluster.audits()
+        after = await cluster.reports()
         # One that was not ready at first had done nothing.
-        done = {name: grown(before.get(name, Audit()), audit) for name, audit in after.items()}
+        done = {name: grown(before.get(name, IntegrityReport()), report) for name, report in after.items()}
         return [answers[number] for number in range(len(asks))], done
 
     return asyncio.run(run())
 
 
-def grown(before: Audit, after: Audit) -> Audit:
-    return Audit(**{count: getattr(after, count) - getattr(before, count) for count in COUNTS})
+def grown(before: IntegrityReport, after: IntegrityReport) -> IntegrityReport:
+    return IntegrityReport(**{count: getattr(after, count) - getattr(before, count) for count in COUNTS})
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +99,9 @@ def judge(model: Path) -> Judge:
 @pytest.fixture(scope="module")
 def known(cluster: Cluster, judge: Judge) -> Known:
     asks = make_asks("pair", combinations=8, longest=40)
-    answers, audits = answered(cluster, judge, asks)
+    answers, reports = answered(cluster, judge, asks)
     outputs = [judge.outputs(ask, answer) for ask, answer in zip(asks, answers, strict=True)]
-    return Known(asks, answers, outputs, audits)
+    return Known(asks, answers, outputs, reports)
 
 
 def test_each_and_combined_equal_the_reference_after_a_handoff(known: Known, judge: Judge) -> None:
@@ -107,18 +109,18 @@ def test_each_and_combined_equal_the_reference_after_a_handoff(known: Known, jud
     for ask, answer, outputs in zip(known.asks, known.answers, known.outputs, strict=True):
         judge.judge(ask, answer, outputs, figures)
     assert set(figures.finishes) == {"stop", "length"}
-    check_that_it_took_effect(known.audits, figures)
-    prefill, decode = known.audits["prefill-0"], known.audits["decode-0"]
+    check_that_it_took_effect(known.reports, figures)
+    prefill, decode = known.reports["prefill-0"], known.reports["decode-0"]
     assert prefill.tokens_decoded == decode.prompts_run == 0
     assert prefill.bytes_shipped >= decode.bytes_received > 0
 
 
-def check_that_it_took_effect(audits: dict[str, Audit], figures: Figures) -> None:
+def check_that_it_took_effect(reports: dict[str, IntegrityReport], figures: Figures) -> None:
     """Most tokens came from decode, and steps had rows of several requests."""
-    decoded = sum(audit.tokens_decoded for audit in audits.values())
+    decoded = sum(report.tokens_decoded for report in reports.values())
     assert decoded > 0.9 * 2 * (figures.tokens - figures.choices)
-    assert decoded > 1.5 * sum(audit.decode_steps for audit in audits.values())
-    assert sum(audit.handoffs_committed for audit in audits.values()) > figures.choices
+    assert decoded > 1.5 * sum(report.decode_steps for report in reports.values())
+    assert sum(report.handoffs_committed for report in reports.values()) > figures.choices
 
 
 @pytest.mark.slow
@@ -130,8 +132,8 @@ def test_one_after_the_other_they_say_the_same(known: Known, cluster: Cluster) -
 @pytest.mark.slow
 def test_other_workers_say_the_same(known: Known, model: Path, judge: Judge) -> None:
     with baton_up(model, *EXACT, *OTHERS) as cluster:
-        answers, audits = answered(cluster, judge, known.asks)
-    assert all(audit.prompts_run or audit.tokens_decoded for audit in audits.values()), "an idle worker"
+        answers, reports = answered(cluster, judge, known.asks)
+    assert all(report.prompts_run or report.tokens_decoded for report in reports.values()), "an idle worker"
     for ask, mine, its in zip(known.asks, answers, known.answers, strict=True):
         assert mine == its, ask
 
@@ -219,10 +221,10 @@ def test_hundreds_of_combinations(
     judge = Judge(case.make(tmp_path, seed=5))
     asks = make_asks(workers, combinations=220, longest=96)
     with baton_up(tmp_path, *EXACT, *WORKERS[workers]) as cluster:
-        answers, audits = answered(cluster, judge, asks)
+        answers, reports = answered(cluster, judge, asks)
     figures = Figures()
     for ask, answer in zip(asks, answers, strict=True):
         judge.judge(ask, answer, judge.outputs(ask, answer), figures)
-    check_that_it_took_effect(audits, figures)
+    check_that_it_took_effect(reports, figures)
     with capsys.disabled():
         print(f"\n{case} {workers}: {len(asks)} requests, {figures}")

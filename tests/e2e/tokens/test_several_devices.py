@@ -30,12 +30,12 @@ async def test_tokens_do_not_depend_on_the_devices(
     devices = ("--prefill-tensor-parallel", str(prefill), "--decode-tensor-parallel", str(decode))
     with baton_up(model, "--dtype", "float64", "--numerics", "exact", *CUT, *devices) as divided:
         found = await answers_of(divided)
-        audits = await divided.audits()
+        reports = await divided.reports()
     assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
-    sent, received = audits["prefill-0"], audits["decode-0"]
+    sent, received = reports["prefill-0"], reports["decode-0"]
     assert (sent.devices, received.devices) == (prefill, decode)
     assert sent.bytes_shipped == received.bytes_received == sent.blocks_shipped[0] * sent.block_bytes[0] > 0
-    assert sent.block_bytes == (await cluster.audits())["prefill-0"].block_bytes
+    assert sent.block_bytes == (await cluster.reports())["prefill-0"].block_bytes
 
 
 async def answers_of(cluster: Cluster) -> list[Answer]:

@@ -33,7 +33,7 @@ async def test_drafts_behind_a_handoff_change_no_token(cluster: Cluster, model: 
             stopped = await speculating.generate(
                 stub, PROMPT, max_tokens=TOKENS, ignore_eos=True, temperature=0, stop=[stop]
             )
-        (decode,) = [audit for name, audit in (await speculating.audits()).items() if name == "decode-0"]
+        (decode,) = [report for name, report in (await speculating.reports()).items() if name == "decode-0"]
         assert decode.speculative_steps > 0
     assert stopped.text == plain["greedy"].text.partition(stop)[0]
     assert stopped.last is not None
@@ -60,7 +60,7 @@ async def test_a_policy_changes_no_token(cluster: Cluster, model: Path) -> None:
     flags = ("--dtype", "float64", "--numerics", "exact", *CUT, "--speculation", "auto")
     with baton_up(model, *flags) as adaptive:
         answers = await answers_of(adaptive, {name: one.text for name, one in plain.items()})
-        (decode,) = [audit for name, audit in (await adaptive.audits()).items() if name == "decode-0"]
+        (decode,) = [report for name, report in (await adaptive.reports()).items() if name == "decode-0"]
     assert [answers[name].token_ids for name in ASKED] == [plain[name].token_ids for name in ASKED]
     assert decode.speculative_steps > 0
     counted = [answer.last.trace.drafts for answer in answers.values() if answer.last is not None]

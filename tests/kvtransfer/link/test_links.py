@@ -66,10 +66,10 @@ def test_a_dead_senders_credits_are_quarantined_until_the_fence() -> None:
     for _ in range(5):
         memory.clock.now += 1000  # no timer ends it
         peers.receiver.poll(10)
-    (audit,) = peers.receiver.links
-    assert audit.quarantined_pieces == audit.window_pieces
-    assert audit.credited_pieces == 0
-    assert audit.live_transfers == 0
+    (report,) = peers.receiver.links
+    assert report.quarantined_pieces == report.window_pieces
+    assert report.credited_pieces == 0
+    assert report.live_transfers == 0
     pipe.hold_fence = False
     peers.receiver.poll(10)
     assert peers.receiver.links == []
@@ -316,7 +316,7 @@ def test_of_two_incarnations_that_answer_at_once_the_newer_wins() -> None:
             peers.receiver.poll(1)
     peers.sent += peers.sender.poll(4)
     assert connector.answered == 3
-    assert [audit.peer.incarnation for audit in peers.sender.links] == [bytes([8]) * 16]
+    assert [report.peer.incarnation for report in peers.sender.links] == [bytes([8]) * 16]
     assert {transfer: (error.kind, error.message) for transfer, error in peers.failures().items()} == {
         7: (ErrorKind.UNAVAILABLE, "the receiver at memory:1 has restarted"),
         # Other endpoints are not affected: that link's frames and end were handled in the same poll.

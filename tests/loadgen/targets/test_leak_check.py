@@ -37,7 +37,7 @@ def status(held: int = 0, *, grpc_address: str = TARGET, error: str = "") -> Adm
     worker.identity.name = "decode-0"
     worker.error = error
     if not error:
-        worker.audit.load.slots, worker.audit.load.free_slots = 8, 8 - held
+        worker.report.load.slots, worker.report.load.free_slots = 8, 8 - held
     return answer
 
 
@@ -65,7 +65,7 @@ def test_what_is_held() -> None:
     assert judge(busy).held == ["router: 3 requests run"]
 
 
-def test_a_worker_without_an_audit_may_hold_anything() -> None:
+def test_a_worker_without_a_report_may_hold_anything() -> None:
     answer = status(error="connection refused")
     found = judge(answer)
     assert (found.held, found.not_checked) == (None, "no counters of decode-0: connection refused")

@@ -1,4 +1,4 @@
-"""What the public and the admin ports expose: addresses and audits on the admin ports only."""
+"""What the public and the admin ports expose: addresses and integrity reports on the admin ports only."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ async def test_the_admin_port_gives_everything(site: SiteMaker) -> None:
             fake = here.worker(worker.worker.identity.name)
             assert worker.worker.address == fake.address
             assert worker.worker.identity.incarnation == fake.identity.incarnation
-            assert worker.worker.HasField("audit")
+            assert worker.worker.HasField("report")
         assert len(full.workers) == 3
 
 
-async def test_the_audit_of_one_worker(site: SiteMaker) -> None:
+async def test_the_report_of_one_worker(site: SiteMaker) -> None:
     async with site(decode=2) as here:
         every = await here.admin.GetAudit(AdminServiceGetAuditRequest(), timeout=5)
         assert len(every.workers) == 3

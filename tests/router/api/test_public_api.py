@@ -1,4 +1,4 @@
-"""Responses of both APIs: models, health, audit, completions whole and streamed."""
+"""Responses of both APIs: models, health, integrity report, completions whole and streamed."""
 
 from __future__ import annotations
 
@@ -144,14 +144,14 @@ async def test_the_drawn_seed_is_in_the_trace(site: SiteMaker) -> None:
         assert seeds == sent
 
 
-async def test_audit(site: SiteMaker) -> None:
+async def test_integrity_report(site: SiteMaker) -> None:
     async with site() as here:
         await here.generate(ids_request([1], 2))
         here.router.directory.add("127.0.0.1:1")
         response = await here.admin.GetAudit(AdminServiceGetAuditRequest())
         by_name = {worker.identity.name: worker for worker in response.workers}
         assert set(by_name) == {"prefill-0", "decode-0", ""}
-        assert by_name["prefill-0"].audit.prompts_run == 1
-        assert by_name["decode-0"].audit.prompts_run == 0
+        assert by_name["prefill-0"].report.prompts_run == 1
+        assert by_name["decode-0"].report.prompts_run == 0
         assert by_name[""].error
         assert not by_name["decode-0"].error

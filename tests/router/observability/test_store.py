@@ -192,9 +192,9 @@ async def test_without_a_state_store_there_is_no_store_status(site: SiteMaker) -
         responses = await here.generate(ids_request(PROMPT, 5))
         assert not any(response.resumable for response in responses)
         status = await here.admin.GetStatus(AdminServiceGetStatusRequest(), timeout=5)
-        audit = await here.admin.GetAudit(AdminServiceGetAuditRequest(), timeout=5)
+        report = await here.admin.GetAudit(AdminServiceGetAuditRequest(), timeout=5)
         assert not status.HasField("store")
-        assert not audit.HasField("store")
+        assert not report.HasField("store")
         assert "redis" not in (await client.get("/metrics")).text
 
 

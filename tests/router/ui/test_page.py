@@ -90,8 +90,8 @@ async def test_the_status_is_that_of_baton_status(site: SiteMaker) -> None:
         assert answer["context_tokens"] == here.router.admission.model.max_context_tokens
         status = await here.admin.GetStatus(AdminServiceGetStatusRequest(), timeout=5)
         for worker in status.workers:
-            worker.worker.audit.ClearField("links")
-            worker.worker.audit.ClearField("slot_states")
+            worker.worker.report.ClearField("links")
+            worker.worker.report.ClearField("slot_states")
         expected = json_format.MessageToDict(status, always_print_fields_with_no_presence=True)
         assert shape(answer["status"]) == shape(expected)
         assert [w["worker"]["identity"]["name"] for w in answer["status"]["workers"]] == [
@@ -110,8 +110,8 @@ async def test_all_who_poll_share_one_status_of_bounded_size(
         asked += 1
         await asyncio.sleep(0.01)
         worker = WorkerStatus()
-        worker.worker.audit.slot_states.extend([SLOT_STATE_FREE] * 1000)
-        worker.worker.audit.links.add()
+        worker.worker.report.slot_states.extend([SLOT_STATE_FREE] * 1000)
+        worker.worker.report.links.add()
         return AdminServiceGetStatusResponse(workers=[worker] * (snapshots.MOST_WORKERS + 5))
 
     monkeypatch.setattr("services.router.observability.status.Status.full", full)

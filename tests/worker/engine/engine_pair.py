@@ -16,7 +16,7 @@ from baton.v1.decode_pb2 import TicketBody
 from baton.v1.engine_pb2 import ReservedEvent
 from baton.v1.prefill_pb2 import ProvideTicketRequest
 from baton.v1.types_pb2 import Attempt
-from baton.v1.worker_pb2 import Audit, GetAuditRequest
+from baton.v1.worker_pb2 import GetAuditRequest, IntegrityReport
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 BLOCK = 4
@@ -148,9 +148,9 @@ class Pair:
     def failure(self, request: PairRequest) -> tuple[ErrorKind, str]:
         return self.source.failure(request.number)
 
-    def audit(self) -> Audit:
+    def report(self) -> IntegrityReport:
         """Decode's."""
-        return self.target.ask(audit=GetAuditRequest()).audit
+        return self.target.ask(report=GetAuditRequest()).report
 
     def assert_free(self) -> None:
         self.source.assert_free()

@@ -149,10 +149,10 @@ class SteppedEngine:
         return busy
 
     def assert_free(self) -> None:
-        audit = self.ask(audit=GetAuditRequest()).audit
-        assert audit.integrity_error == ""
-        assert (audit.load.free_slots, audit.load.free_blocks) == (SLOTS, audit.load.blocks)
-        assert (audit.live_tickets, audit.load.queued_prefills, audit.pinned_blocks) == (0, 0, 0)
+        report = self.ask(report=GetAuditRequest()).report
+        assert report.integrity_error == ""
+        assert (report.load.free_slots, report.load.free_blocks) == (SLOTS, report.load.blocks)
+        assert (report.live_tickets, report.load.queued_prefills, report.pinned_blocks) == (0, 0, 0)
 
     def read(self) -> None:
         try:

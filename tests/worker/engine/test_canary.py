@@ -41,10 +41,14 @@ def cancelled(command: CanaryCommand) -> CanaryCommand:
 
 
 def assert_uncounted(engine: SteppedEngine) -> None:
-    audit = engine.ask(audit=GetAuditRequest()).audit
-    assert (audit.prompts_run, audit.prompt_tokens_run, audit.tokens_decoded) == (0, 0, 0)
-    assert (audit.prefixes.missed_tokens, audit.prefixes.device_blocks, audit.handoffs_committed) == (0, 0, 0)
-    assert audit.tombstones == 0
+    report = engine.ask(report=GetAuditRequest()).report
+    assert (report.prompts_run, report.prompt_tokens_run, report.tokens_decoded) == (0, 0, 0)
+    assert (report.prefixes.missed_tokens, report.prefixes.device_blocks, report.handoffs_committed) == (
+        0,
+        0,
+        0,
+    )
+    assert report.tombstones == 0
     engine.assert_free()
 
 
@@ -97,9 +101,9 @@ def test_its_blocks_are_accounted_for_while_it_runs(make: Make) -> None:
     engine = make("decode")
     for command in (DECODE, ADMIT):
         engine.ask(canary=command)
-        audit = engine.ask(audit=GetAuditRequest()).audit
-        assert audit.integrity_error == ""
-        assert audit.load.free_slots == SLOTS - 1
+        report = engine.ask(report=GetAuditRequest()).report
+        assert report.integrity_error == ""
+        assert report.load.free_slots == SLOTS - 1
     engine.run_out()
     engine.assert_free()
 

@@ -81,7 +81,7 @@ def test_prompts_of_every_length(pair: Pair, truth: SteppedEngine, pump: Pump) -
     assert link.transport == "ipc"
     assert pump.steps > 0, "the devices have done it"
     sent = pair.source.engine.prefill.sender.counters.bytes_shipped
-    assert pair.audit().bytes_received == sent > 0
+    assert pair.report().bytes_received == sent > 0
 
 
 def test_the_commit_is_sent_before_the_first_token(

@@ -102,12 +102,14 @@ class Exchange:
     @property
     def hit_tokens(self) -> int:
         """Tokens of prompts that were found in prefix caches."""
-        return sum(engine.engine.commands.audit.report().prefixes.hit_tokens for engine in self._engines)
+        return sum(
+            engine.engine.commands.reports.integrity_report().prefixes.hit_tokens for engine in self._engines
+        )
 
     def counted(self, name: str) -> int:
-        """Drafts that the engines' audits count, or those that were accepted."""
-        audits = [engine.engine.commands.audit.report() for engine in self._engines]
-        counts = [drafts for audit in audits for drafts in audit.drafts]
+        """Drafts that the engines' reports count, or those that were accepted."""
+        reports = [engine.engine.commands.reports.integrity_report() for engine in self._engines]
+        counts = [drafts for report in reports for drafts in report.drafts]
         return sum(sum(each.rows if name == "drafts" else each.accepted) for each in counts)
 
     def _begin(self, number: int, ask: Ask, emitted: list[int]) -> bool:

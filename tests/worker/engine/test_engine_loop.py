@@ -73,7 +73,7 @@ def test_a_cancel_between_two_chunks_stops_the_prefill(stepped: SteppedEngine) -
     stepped.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=1)))
     assert stepped.failure(number)[0] is ErrorKind.CONFLICT
     stepped.assert_free()
-    assert stepped.ask(audit=GetAuditRequest()).audit.prompt_tokens_run < 60
+    assert stepped.ask(report=GetAuditRequest()).report.prompt_tokens_run < 60
 
 
 def test_a_ticket_that_expires_frees_everything(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_ticket_whose_blocks_do_not_fit_the_prompt_is_refused(stepped: Stepped
 def test_an_unknown_slot_that_ended_is_counted(stepped: SteppedEngine) -> None:
     stepped.send(slot_ended=SlotEndedCommand(slot=1, generation=77))
     stepped.turn()
-    assert stepped.ask(audit=GetAuditRequest()).audit.dropped_unknown == 1
+    assert stepped.ask(report=GetAuditRequest()).report.dropped_unknown == 1
     stepped.assert_free()
 
 
@@ -245,7 +245,7 @@ def test_a_reservation_does_not_wait_for_the_end_of_a_step(
         def send_once() -> None:
             if not commands:
                 commands.append(stepped.send(reserve=reserve(name=b"b")))
-                commands.append(stepped.send(audit=GetAuditRequest()))
+                commands.append(stepped.send(report=GetAuditRequest()))
                 commands.append(stepped.send(reserve=reserve(name=b"c")))
                 steps = stepped.ring.steps
                 between_layers()
@@ -257,7 +257,7 @@ def test_a_reservation_does_not_wait_for_the_end_of_a_step(
 
     monkeypatch.setattr(stepped.engine.steps, "step_decode", step)
     stepped.run_out()
-    assert [stepped.of(number) for number in commands] == [["reserved"], ["audit"], ["failed"]]
+    assert [stepped.of(number) for number in commands] == [["reserved"], ["report"], ["failed"]]
     assert stepped.failure(commands[2])[0] is ErrorKind.OVERLOADED
     stepped.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"b" * 16, number=1)))
     stepped.assert_free()
@@ -286,7 +286,7 @@ def test_the_front_is_woken_by_steps_that_have_ended_and_by_nothing_else(stepped
 def test_the_curve_of_steps_is_reported_where_it_was_measured(
     stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = stepped.engine.commands.audit.load
+    load = stepped.engine.commands.reports.load
     assert not load().step_costs.decode_curve_sequences
     measured = StepCosts(decode_step_s=0.004, decode_curve=Curve((1.0, 8.0, 9.0), (0.0, 0.0, 0.001)))
     monkeypatch.setattr(stepped.engine.decode, "fit", DecodeFit(measured))
@@ -320,7 +320,7 @@ def test_costs_count_the_rows_and_tokens_of_steps_with_drafts(
     monkeypatch.setattr(decode.loop.progress, "mean_tokens_a_step", lambda: 2.5)
     recent = RecentSteps(steps=50, tokens=1000, mean_ms=5.0)
     monkeypatch.setattr(decode.loop.times, "recent", lambda: recent)
-    costs = from_message(stepped.engine.commands.audit.load().step_costs)
+    costs = from_message(stepped.engine.commands.reports.load().step_costs)
     assert costs.decode_s(8, 0) == pytest.approx(0.005, rel=0.01)
     assert costs.token_s(8, 0) == pytest.approx(0.0025, rel=0.01)
 

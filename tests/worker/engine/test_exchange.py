@@ -50,19 +50,19 @@ def test_both_ways_give_the_same_tokens(pair: Pair) -> None:
     assert request.reserved.kv_bytes == -(-len(PROMPT) // BLOCK) * pair.block_bytes
     for number, engine in enumerate((pair.source, pair.target)):
         assert own(engine, PROMPT, b"%d" % number) == handed_over
-    audits = [engine.engine.commands.audit.report() for engine in (pair.source, pair.target)]
-    assert [audit.handoffs_local for audit in audits] == [1, 1]
-    assert [audit.handoffs_committed for audit in audits] == [1, 2]
-    assert audits[0].bytes_shipped == audits[1].bytes_received > 0
-    assert audits[0].bytes_received == audits[1].bytes_shipped == 0
+    reports = [engine.engine.commands.reports.integrity_report() for engine in (pair.source, pair.target)]
+    assert [report.handoffs_local for report in reports] == [1, 1]
+    assert [report.handoffs_committed for report in reports] == [1, 2]
+    assert reports[0].bytes_shipped == reports[1].bytes_received > 0
+    assert reports[0].bytes_received == reports[1].bytes_shipped == 0
 
 
 def test_what_came_over_a_link_is_cached_for_own_prompts_and_the_other_way(pair: Pair) -> None:
     """Blocks that a worker has, however it came by them, are neither computed nor sent again."""
     pair.generate(PROMPT)
-    target = pair.target.engine.commands.audit
+    target = pair.target.engine.commands.reports
     assert own(pair.target, PROMPT, b"again")
-    assert target.report().prefixes.hit_tokens == 3 * BLOCK
+    assert target.integrity_report().prefixes.hit_tokens == 3 * BLOCK
     other = [2 + n % 50 for n in range(2 * BLOCK + 1)]
     wanted = own(pair.target, other, b"other")
     tokens, request = pair.generate(other)
@@ -87,14 +87,14 @@ def test_a_ticket_for_own_prefill_is_refused_by_another_worker(pair: Pair) -> No
 
 def test_measured_step_costs_are_published(pair: Pair) -> None:
     """What routers predict latencies from: absent before any step, and then of this worker's own steps."""
-    before = pair.target.engine.commands.audit.load()
+    before = pair.target.engine.commands.reports.load()
     assert before.step_costs.decode_step_s == before.context_tokens == 0
     request = pair.begin(pair.reserve(PROMPT, most=12), most=12)
     pair.run_until(lambda: len(pair.tokens(request)) >= 3)
-    during = pair.target.engine.commands.audit.load()
+    during = pair.target.engine.commands.reports.load()
     assert len(PROMPT) <= during.context_tokens <= len(PROMPT) + 12
     pair.run_until(lambda: pair.ended(request))
-    source, target = (engine.engine.commands.audit.load() for engine in (pair.source, pair.target))
+    source, target = (engine.engine.commands.reports.load() for engine in (pair.source, pair.target))
     assert source.step_costs.prefill_token_s > 0
     assert source.step_costs.decode_step_s == 0
     assert target.step_costs.decode_step_s > 0

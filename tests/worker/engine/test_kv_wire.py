@@ -43,5 +43,5 @@ def test_answers_are_right_and_bytes_are_fewer(tmp_path: Path, kv_wire: KVWire, 
         # A byte an element and a scale, in place of four bytes.
         assert pair.block_bytes == rows * config["head_dim"] * 4
         assert sent.bytes_shipped == blocks * rows * (config["head_dim"] + 4)
-        assert pair.audit().bytes_received == sent.bytes_shipped
+        assert pair.report().bytes_received == sent.bytes_shipped
         pair.assert_free()

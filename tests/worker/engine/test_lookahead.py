@@ -56,7 +56,7 @@ class Asker:
     @property
     def cells(self) -> int:
         """Cells in use, as the engine reports them."""
-        return self.engine.ask(audit=GetAuditRequest(skip_integrity=True)).audit.lookahead_cells
+        return self.engine.ask(report=GetAuditRequest(skip_integrity=True)).report.lookahead_cells
 
 
 @pytest.fixture

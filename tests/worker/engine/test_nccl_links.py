@@ -80,7 +80,7 @@ def test_prompts_are_sent_over_nccl_where_configured(
         pair.assert_free()
     assert transports(pair) == ["nccl"]
     assert sum(len(links.channels) for links in made) == 2
-    assert pair.audit().bytes_received == pair.source.engine.prefill.sender.counters.bytes_shipped > 0
+    assert pair.report().bytes_received == pair.source.engine.prefill.sender.counters.bytes_shipped > 0
     assert restart_reasons(pair.source) == restart_reasons(pair.target) == []
     pair.close()
 

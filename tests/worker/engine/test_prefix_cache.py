@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from baton.engine.prefix_cache.host_store import HostBlockStore
-from baton.v1.worker_pb2 import GetAuditRequest, PrefixAudit
+from baton.v1.worker_pb2 import GetAuditRequest, PrefixCacheReport
 from services.worker.engine.startup import prefix_cache_setup
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
@@ -39,8 +39,8 @@ def ask(stepped: SteppedEngine, prompt: list[int], most: int = 4, tenant: str = 
     return [r.token for r in stepped.records if r.has_token], first.prefill.first_token.cached_tokens
 
 
-def audit(stepped: SteppedEngine) -> PrefixAudit:
-    return stepped.ask(audit=GetAuditRequest()).audit.prefixes
+def report(stepped: SteppedEngine) -> PrefixCacheReport:
+    return stepped.ask(report=GetAuditRequest()).report.prefixes
 
 
 @pytest.mark.parametrize("chunk", [3, pytest.param(8, marks=pytest.mark.slow), 64])
@@ -84,7 +84,7 @@ def test_evicted_blocks_come_back_from_the_tiers_behind(
     tmp_path: Path, truth: SteppedEngine, monkeypatch: pytest.MonkeyPatch, chunk: int, disk: bool
 ) -> None:
     """32 blocks on the device and five prompts of ten: each evicts earlier ones."""
-    block_bytes = truth.ask(audit=GetAuditRequest()).audit.block_bytes[0]
+    block_bytes = truth.ask(report=GetAuditRequest()).report.block_bytes[0]
     folder = str(tmp_path / "disk") if disk else None
     if disk:  # little more than a prompt needs, so that later blocks evict it to the disk
         room = 12 * block_bytes
@@ -100,7 +100,7 @@ def test_evicted_blocks_come_back_from_the_tiers_behind(
             stepped.assert_free()
             if disk:
                 turn_while_the_disk_works(stepped)
-    found = audit(stepped)
+    found = report(stepped)
     assert found.evicted_blocks > 0
     assert (found.disk_hits if disk else found.host_hits) > 0
     assert found.disk_corrupt == 0

@@ -73,8 +73,8 @@ def test_sequences_without_blocks_go_on_with_the_same_tokens(
     prompts = [words(20, seed=9), words(20, seed=8)]
     requests = [pair.begin(pair.reserve(prompt, 60), 60) for prompt in prompts]
     pair.run_until(lambda: all(map(pair.ended, requests)))
-    audit = pair.audit()
-    counts = audit.sequences_preempted > 0, audit.sequences_swapped_out > 0
+    report = pair.report()
+    counts = report.sequences_preempted > 0, report.sequences_swapped_out > 0
     assert counts == (not host_kv_mb, bool(host_kv_mb))
     for request in requests:
         tokens = pair.tokens(request)

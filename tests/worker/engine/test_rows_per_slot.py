@@ -38,10 +38,10 @@ def tokens(folder: Path, rows: int) -> list[list[int]]:
         stepped.send(prefill=prefill(reserved.ticket, name=name, tokens=9, most=MOST))
         keys.append((reserved.slot, reserved.generation))
     stepped.run_out()
-    audit = stepped.ask(audit=GetAuditRequest()).audit
-    assert audit.block_grants > 4
-    assert audit.sequences_swapped_out > 0
-    assert audit.tokens_decoded == 2 * (MOST - 1)
+    report = stepped.ask(report=GetAuditRequest()).report
+    assert report.block_grants > 4
+    assert report.sequences_swapped_out > 0
+    assert report.tokens_decoded == 2 * (MOST - 1)
     stepped.assert_free()
     ended = [record for record in stepped.records if record.finish is not Finish.NONE]
     assert sorted((record.slot, record.generation) for record in ended) == sorted(keys)

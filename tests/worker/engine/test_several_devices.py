@@ -15,7 +15,7 @@ from services.worker.engine.startup import prefix_cache_setup
 from tests.engine.local_engine import CONFIG
 from tests.worker.engine.engine_pair import BLOCK, Pair
 from tests.worker.engine.stepped_engine import SteppedEngine
-from tests.worker.engine.test_prefix_cache import ask, audit, turn_while_the_disk_works
+from tests.worker.engine.test_prefix_cache import ask, report, turn_while_the_disk_works
 from tests.worker.engine.test_quantised_cache import words
 
 FOUR_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 97}
@@ -102,7 +102,7 @@ def test_tiers_hold_whole_blocks_that_any_split_reads(
         for prompt in prompts:
             assert ask(engine, prompt)[0] == ask(alone, prompt)[0]
             turn_while_the_disk_works(engine)
-        found = audit(engine)
+        found = report(engine)
         assert (found.disk_hits > 4) == (devices != 2), found
         assert found.host_hits == found.disk_corrupt == 0
         engine.close()
@@ -116,7 +116,7 @@ def test_a_swapped_out_sequence_goes_on(tmp_path: Path, case: dict[str, Any], al
     ) as pair:
         requests = [pair.begin(pair.reserve(words(20, seed=seed), 60), 60) for seed in (9, 8)]
         pair.run_until(lambda: all(map(pair.ended, requests)))
-        assert pair.audit().sequences_swapped_out > 0
+        assert pair.report().sequences_swapped_out > 0
         for request in requests:
             assert pair.tokens(request) == ask(alone, request.prompt, most=60)[0]
         pair.assert_free()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.shared_prompts import OwnCache, prompts
 from tests.worker.engine.stepped_engine import SteppedEngine
-from tests.worker.engine.test_prefix_cache import BLOCK, ask, audit
+from tests.worker.engine.test_prefix_cache import BLOCK, ask, report
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_requests_of_eight_tenants_find_only_their_own(tmp_path: Path, turns: in
             more += cached > predicted * BLOCK
             hits += predicted
             caches[name].add(prompt)
-    found = audit(stepped)
+    found = report(stepped)
     assert found.evicted_blocks == 0
     assert hits > 3 * turns
     assert exposed > turns

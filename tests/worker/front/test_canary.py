@@ -10,7 +10,7 @@ import pytest
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from services.common.config.types import Role
 from services.worker.front.canary import Canary
 from tests.e2e.support.cluster import eventually
@@ -30,9 +30,9 @@ class Engine:
         self.busy = False
 
     async def call(self, command: EngineCommand, timeout_s: float = 10.0) -> EngineEvent:
-        if command.WhichOneof("command") == "audit":
+        if command.WhichOneof("command") == "report":
             self.tokens += self.busy
-            return EngineEvent(audit=Audit(prompt_tokens_run=self.tokens))
+            return EngineEvent(report=IntegrityReport(prompt_tokens_run=self.tokens))
         if command.canary.cancel:
             self.cancelled += 1
             return EngineEvent()

@@ -3,7 +3,7 @@
 They are decoded like any others. The first one is at position 0, so no KV of a prompt is needed. The sequence
 has no ticket and no stream at a router. Its blocks come from the pools and are never named in the prefix
 cache; where no other block is free, the one least recently used there is evicted. Its tokens are left out of
-the audit.
+the integrity report.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from tests.e2e.faults.one_pair.conftest import FLAGS, SLOTS
 from tests.e2e.faults.victims import Victim, Way
 from tests.e2e.support.cluster import MODEL, Answer, Cluster, assert_all_free, baton_up
@@ -73,7 +73,7 @@ async def cut_a_crowd(cluster: Cluster, dice: random.Random) -> int:
     """
     async with cluster.stub() as stub:
         calls = []
-        for number in range(LAST * decoders(await cluster.audits())):
+        for number in range(LAST * decoders(await cluster.reports())):
             length = dice.randint(900, 1200) if number % 3 == 2 else dice.randint(1, 40)
             ids = [dice.randrange(VOCAB_SIZE) for _ in range(length)]
             request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=ids), max_tokens=800, **GREEDY)
@@ -82,18 +82,18 @@ async def cut_a_crowd(cluster: Cluster, dice: random.Random) -> int:
         for call in calls:
             call.cancel()
         await assert_all_free(cluster, 1.0)
-    return sum(audit.load.queued_prefills for audit in held)
+    return sum(report.load.queued_prefills for report in held)
 
 
-async def until_full(cluster: Cluster) -> list[Audit]:
-    """Waits until no slot is free: the router's counters know of all of them. The audits that say so."""
+async def until_full(cluster: Cluster) -> list[IntegrityReport]:
+    """Waits until no slot is free: the router's counters know of all of them. The reports that say so."""
     deadline = time.monotonic() + 10.0
     while True:
-        every = await cluster.audits()
-        audits = [audit for name, audit in every.items() if decodes(name)]
-        if not any(audit.load.free_slots for audit in audits):
+        every = await cluster.reports()
+        reports = [report for name, report in every.items() if decodes(name)]
+        if not any(report.load.free_slots for report in reports):
             return list(every.values())
-        assert time.monotonic() < deadline, f"slots stay empty: {audits}"
+        assert time.monotonic() < deadline, f"slots stay empty: {reports}"
         await asyncio.sleep(0.02)
 
 
@@ -108,8 +108,8 @@ def decodes(name: str) -> bool:
     return not name.startswith("prefill")
 
 
-def decoders(audits: dict[str, Audit]) -> int:
-    return sum(decodes(name) for name in audits)
+def decoders(reports: dict[str, IntegrityReport]) -> int:
+    return sum(decodes(name) for name in reports)
 
 
 async def prove(cluster: Cluster, model: Path, waves: int, seed: int) -> None:

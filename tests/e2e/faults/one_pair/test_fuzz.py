@@ -156,8 +156,8 @@ async def discarding() -> AsyncIterator[int]:
 
 async def internal_ports(cluster: Cluster) -> tuple[int, ...]:
     """Every TCP port on which a worker process listens."""
-    audits = (await cluster.audits()).values()
-    pids = [pid for audit in audits for pid in (audit.front_pid, audit.engine_pid)]
+    reports = (await cluster.reports()).values()
+    pids = [pid for report in reports for pid in (report.front_pid, report.engine_pid)]
     return tuple(sorted({one.local_port for one in tcp_sockets(pids) if one.listens}))
 
 
@@ -200,8 +200,8 @@ async def prove(cluster: Cluster, size: Size) -> str:
 
 async def processes_of(cluster: Cluster) -> dict[str, tuple[int, int]]:
     """The processes that serve, by name; not those that compile grammars."""
-    audits = await cluster.audits()
-    found = {name: (audit.front_pid, audit.engine_pid) for name, audit in audits.items()}
+    reports = await cluster.reports()
+    found = {name: (report.front_pid, report.engine_pid) for name, report in reports.items()}
     router = router_pid(cluster)
     return {**found, "router": (router, router)}
 

@@ -77,7 +77,7 @@ async def broken_http_stream(cluster: Cluster, begun: asyncio.Semaphore) -> str:
 @pytest.mark.slow
 async def test_a_router_that_dies_is_started_again_where_it_was(cluster: Cluster) -> None:
     async with cluster.stub() as stub:
-        before = await cluster.audits()
+        before = await cluster.reports()
         begun = asyncio.Semaphore(0)
         streams = [asyncio.create_task(broken_stream(cluster, stub, begun)) for _ in range(3)]
         streams.append(asyncio.create_task(broken_http_stream(cluster, begun)))
@@ -91,9 +91,9 @@ async def test_a_router_that_dies_is_started_again_where_it_was(cluster: Cluster
         await serves_again(cluster, stub, PROMPT, 15)
         assert router_of(cluster) != killed
         assert await ready(cluster) == 200
-        after = await cluster.audits()
-        assert {name: audit.front_pid for name, audit in after.items()} == {
-            name: audit.front_pid for name, audit in before.items()
+        after = await cluster.reports()
+        assert {name: report.front_pid for name, report in after.items()} == {
+            name: report.front_pid for name, report in before.items()
         }
     assert cluster.process.poll() is None
 
@@ -107,7 +107,7 @@ async def test_a_worker_whose_restart_is_refused_comes_back_with_what_was_missin
 
     away, before = model.with_name("away"), ends()
     async with cluster.stub() as stub:
-        front = (await cluster.audits())["prefill-0"].front_pid
+        front = (await cluster.reports())["prefill-0"].front_pid
         os.rename(model, away)
         try:
             os.kill(front, signal.SIGKILL)
@@ -144,7 +144,7 @@ async def insisting(cluster: Cluster, stub: RouterServiceAsyncStub, over: asynci
 @pytest.mark.slow
 async def test_clients_that_try_again_outlive_six_routers(cluster: Cluster) -> None:
     async with cluster.stub() as stub:
-        before = await cluster.audits()
+        before = await cluster.reports()
         over = asyncio.Event()
         clients = [asyncio.create_task(insisting(cluster, stub, over)) for _ in range(6)]
         for _ in range(6):
@@ -156,8 +156,8 @@ async def test_clients_that_try_again_outlive_six_routers(cluster: Cluster) -> N
         assert all(answered >= 6 for answered, _ in counts), counts
         assert sum(broken for _, broken in counts) >= 6, counts
         await assert_all_free(cluster, within_s=15)
-        after = await cluster.audits()
-        fronts = [{name: audit.front_pid for name, audit in audits.items()} for audits in (before, after)]
+        after = await cluster.reports()
+        fronts = [{name: report.front_pid for name, report in reports.items()} for reports in (before, after)]
         assert fronts[0] == fronts[1]
     assert cluster.process.poll() is None
     assert cluster.log.read_text().count("restarting the router") >= 6

@@ -18,7 +18,7 @@ import pytest
 
 from baton.base.process_stat import is_running
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from tests.e2e.support.cluster import (
     MODEL,
     START_S,
@@ -146,23 +146,23 @@ async def test_half_a_worker_takes_the_other_along_and_is_started_again(
 ) -> None:
     logged = len(pair.log.read_text())
     async with pair.stub() as stub:
-        audit = (await audits_of_all(pair))[name]
-        os.kill(getattr(audit, part), signal.SIGKILL)
-        await eventually(lambda: not (is_running(audit.engine_pid) or is_running(audit.front_pid)), 3)
+        report = (await reports_of_all(pair))[name]
+        os.kill(getattr(report, part), signal.SIGKILL)
+        await eventually(lambda: not (is_running(report.engine_pid) or is_running(report.front_pid)), 3)
         await serves_again(pair, stub, PROMPT, within_s=30)
-        assert (await audits_of_all(pair))[name].front_pid != audit.front_pid
+        assert (await reports_of_all(pair))[name].front_pid != report.front_pid
     assert f"worker='{name}'" in next(
         line for line in pair.log.read_text()[logged:].splitlines() if "event='worker_exited'" in line
     )
 
 
-async def audits_of_all(cluster: Cluster) -> dict[str, Audit]:
-    """The audits once every address answers: the registry may list that of a killed worker for a while."""
+async def reports_of_all(cluster: Cluster) -> dict[str, IntegrityReport]:
+    """The reports once every address answers: the registry may list that of a killed worker for a while."""
     deadline = time.monotonic() + 20
     while any(worker.error for worker in await cluster.workers()):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
-    return await cluster.audits()
+    return await cluster.reports()
 
 
 # Over fake children: tests/cli/up/test_command.py; a process of ours whose parent dies: test_parent_death.py.
@@ -207,7 +207,7 @@ async def all_decode(cluster: Cluster, count: int) -> None:
 
 async def handoffs(cluster: Cluster) -> int:
     """How many sequences have been past their handoff."""
-    return sum(audit.handoffs_committed for audit in (await cluster.audits()).values())
+    return sum(report.handoffs_committed for report in (await cluster.reports()).values())
 
 
 async def _to_end(call: Any) -> None:

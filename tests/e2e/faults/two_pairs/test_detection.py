@@ -95,10 +95,12 @@ async def test_a_prefill_worker_that_is_cut_off(model: Path, loose: Loose, fault
     prefills, _ = by_role(loose.workers.values())
     async with loose.cluster.stub() as stub:
         streams = asked(6, 1500, seed=fault.name)
-        audits = [await worker.audit() for worker in prefills]
-        before = {audit.engine_pid: audit.prompt_tokens_run for audit in audits}
+        reports = [await worker.report() for worker in prefills]
+        before = {report.engine_pid: report.prompt_tokens_run for report in reports}
         runs = [asyncio.create_task(stream.run(stub, 20)) for stream in streams[:2]]
-        victim, _ = await working(prefills, lambda audit: audit.prompt_tokens_run > before[audit.engine_pid])
+        victim, _ = await working(
+            prefills, lambda report: report.prompt_tokens_run > before[report.engine_pid]
+        )
         began_at = datetime.now(UTC)
         fault.begin(victim)
         runs += [asyncio.create_task(stream.run(stub, 20)) for stream in streams[2:]]
@@ -142,8 +144,8 @@ async def test_no_false_alarm_in_a_thousand_stalls(model: Path, loose: Loose) ->
 async def stalls(model: Path, loose: Loose, rounds: int, seed: int) -> None:
     """In each round every front and every engine is stopped once for up to 0.99 s, at much the same time."""
     draw = random.Random(seed)
-    audits = [await worker.audit() for worker in loose.workers.values()]
-    victims = [pid for audit in audits for pid in (audit.front_pid, audit.engine_pid)]
+    reports = [await worker.report() for worker in loose.workers.values()]
+    victims = [pid for report in reports for pid in (report.front_pid, report.engine_pid)]
     before, count, longest = losses(loose), 0, 0.0
 
     async def stall(pid: int, delay_s: float, seconds: float) -> None:
@@ -222,7 +224,7 @@ async def test_engines_that_freeze_behind_live_fronts(model: Path, loose: Loose)
 async def busy_one(loose: Loose) -> Worker:
     """A decode worker that runs some of the streams."""
     for name in ("decode-0", "decode-1"):
-        load = (await loose.workers[name].audit()).load
+        load = (await loose.workers[name].report()).load
         if load.free_slots < load.slots:
             return loose.workers[name]
     raise AssertionError("no decode worker runs anything")
@@ -231,10 +233,10 @@ async def busy_one(loose: Loose) -> Worker:
 async def frozen_engine_while_decoding(model: Path, loose: Loose, stub: RouterServiceAsyncStub) -> Worker:
     async with streaming(stub, 4, seed="frozen engine") as streams:
         victim = await busy_one(loose)
-        audit = await victim.audit()
+        report = await victim.report()
         assert await health_of(victim)
         began, began_at = time.monotonic(), datetime.now(UTC)
-        freeze(audit.engine_pid)
+        freeze(report.engine_pid)
         after_s = await noticed_after_s(loose, victim, began_at)
         assert not await health_of(victim), "its health says SERVING while its engine is stopped"
         await all_go_on(streams, began + after_s)
@@ -244,7 +246,7 @@ async def frozen_engine_while_decoding(model: Path, loose: Loose, stub: RouterSe
     assert after_s <= NOTICED_S
     assert gap <= LONGEST_GAP_S
     right(model, streams)
-    await eventually(lambda: not (is_running(audit.engine_pid) or is_running(victim.front.pid)), 3)
+    await eventually(lambda: not (is_running(report.engine_pid) or is_running(victim.front.pid)), 3)
     return victim
 
 
@@ -252,13 +254,13 @@ async def frozen_engine_while_prefilling(
     model: Path, loose: Loose, stub: RouterServiceAsyncStub, victim: Worker
 ) -> None:
     """Half of the requests come after the fault: those before it may have ended by then."""
-    streams, before = asked(6, 1500, seed="frozen engine"), await victim.audit()
+    streams, before = asked(6, 1500, seed="frozen engine"), await victim.report()
     runs = [asyncio.create_task(stream.run(stub, 20)) for stream in streams[:3]]
-    audit = await victim.until(lambda audit: audit.prompt_tokens_run > before.prompt_tokens_run)
+    report = await victim.until(lambda report: report.prompt_tokens_run > before.prompt_tokens_run)
     began_at = datetime.now(UTC)
-    freeze(audit.engine_pid)
+    freeze(report.engine_pid)
     runs += [asyncio.create_task(stream.run(stub, 20)) for stream in streams[3:]]
-    step_s = audit.recent_prefill.p99_ms / 1e3
+    step_s = report.recent_prefill.p99_ms / 1e3
     # The calls end with the front.
     after_s = await noticed_after_s(loose, victim, began_at, "attempt_failed")
     assert not await health_of(victim), "its health says SERVING while its engine is stopped"
@@ -269,4 +271,4 @@ async def frozen_engine_while_prefilling(
     assert after_s <= max(NOTICED_S, 10 * step_s + 1.0)
     assert max(stream.attempts for stream in streams) == 2, "none was interrupted"
     right(model, streams)
-    await eventually(lambda: not (is_running(audit.engine_pid) or is_running(victim.front.pid)), 3)
+    await eventually(lambda: not (is_running(report.engine_pid) or is_running(victim.front.pid)), 3)

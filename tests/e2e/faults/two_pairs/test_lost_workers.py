@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from baton.base.process_stat import is_running
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import IntegrityReport
 from tests.e2e.support.cluster import Answer, eventually, leaks
 from tests.e2e.support.workers import Loose, Worker, all_started_again
 from tests.support.checkpoints import VOCAB_SIZE
@@ -33,7 +33,7 @@ def prompts(length: int, count: int) -> list[list[int]]:
 
 async def all_free(workers: Collection[Worker], within_s: float) -> None:
     deadline = time.monotonic() + within_s
-    while found := {worker.name: held for worker in workers if (held := leaks(await worker.audit()))}:
+    while found := {worker.name: held for worker in workers if (held := leaks(await worker.report()))}:
         assert time.monotonic() < deadline, f"still held after {within_s} s: {found}"
         await asyncio.sleep(0.05)
 
@@ -44,17 +44,17 @@ async def test_a_prefill_engine_that_freezes_in_a_handoff(model: Path, loose: Lo
     await all_started_again(loose)
     workers = list(loose.workers.values())
     prefills, decodes = by_role(workers)
-    shipped = {audit.engine_pid: audit.bytes_shipped for audit in [await one.audit() for one in prefills]}
-    committed = [(await decode.audit()).handoffs_committed for decode in decodes]
+    shipped = {report.engine_pid: report.bytes_shipped for report in [await one.report() for one in prefills]}
+    committed = [(await decode.report()).handoffs_committed for decode in decodes]
     async with loose.cluster.stub() as stub:
         answering = asyncio.create_task(loose.cluster.generate(stub, LONG, max_tokens=5, **GREEDY))
         victim, engine = await working(
-            prefills, lambda audit: audit.bytes_shipped > shipped[audit.engine_pid]
+            prefills, lambda report: report.bytes_shipped > shipped[report.engine_pid]
         )
         os.kill(engine, signal.SIGSTOP)
-        held = [await decode.audit() for decode in decodes]
-        assert [audit.live_tickets for audit in held].count(1) == 1
-        assert [audit.handoffs_committed for audit in held] == committed, "it froze too late"
+        held = [await decode.report() for decode in decodes]
+        assert [report.live_tickets for report in held].count(1) == 1
+        assert [report.handoffs_committed for report in held] == committed, "it froze too late"
         await ended(model, LONG, await answering, victim, engine)
         await all_free([worker for worker in workers if worker is not victim], 3.0)
 
@@ -63,19 +63,19 @@ async def test_a_decode_engine_that_freezes_in_a_handoff(model: Path, loose: Loo
     """Its sender has all back within 3 s; the request goes on at the other."""
     alive = [one for one in loose.workers.values() if one.front.poll() is None]
     prefills, decodes = by_role(alive)
-    audits = [await one.audit() for one in prefills]
-    before = {audit.engine_pid: audit for audit in audits}
+    reports = [await one.report() for one in prefills]
+    before = {report.engine_pid: report for report in reports}
     async with loose.cluster.stub() as stub:
         answering = asyncio.create_task(loose.cluster.generate(stub, OTHER, max_tokens=5, **GREEDY))
         prefill, sender = await working(
-            prefills, lambda audit: audit.bytes_shipped > before[audit.engine_pid].bytes_shipped
+            prefills, lambda report: report.bytes_shipped > before[report.engine_pid].bytes_shipped
         )
-        victim, engine = await working(decodes, lambda audit: audit.live_tickets > 0)
+        victim, engine = await working(decodes, lambda report: report.live_tickets > 0)
         os.kill(engine, signal.SIGSTOP)
-        held = await prefill.audit()
+        held = await prefill.report()
         assert any(link.live_transfers for link in held.links), "it froze too late"
         broken = before[sender].links_broken
-        freed = await prefill.until(lambda audit: audit.links_broken > broken, 3.0)
+        freed = await prefill.until(lambda report: report.links_broken > broken, 3.0)
         assert freed.links_broken == broken + 1
         await ended(model, OTHER, await answering, victim, engine)
         await all_free([worker for worker in (prefill, *decodes) if worker is not victim], 1.0)
@@ -87,13 +87,13 @@ def by_role(workers: Collection[Worker]) -> tuple[list[Worker], list[Worker]]:
     return prefills, [worker for worker in workers if worker not in prefills]
 
 
-async def working(workers: Collection[Worker], how: Callable[[Audit], bool]) -> tuple[Worker, int]:
-    """Waits for the first of them whose audit is so; it and the process id of its engine."""
+async def working(workers: Collection[Worker], how: Callable[[IntegrityReport], bool]) -> tuple[Worker, int]:
+    """Waits for the first of them whose report is so; it and the process id of its engine."""
     deadline = time.monotonic() + 10.0
     while True:
         for worker in workers:
-            if how(audit := await worker.audit()):
-                return worker, audit.engine_pid
+            if how(report := await worker.report()):
+                return worker, report.engine_pid
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
 
@@ -111,16 +111,16 @@ async def run_through(
 ) -> list[Answer]:
     """Starts all prompts, kills the victim's engine when it is in the middle of some, awaits the answers."""
     busy = "tokens_decoded" if victim.name.startswith("decode") else "prompt_tokens_run"
-    before = getattr(await victim.audit(), busy)
+    before = getattr(await victim.report(), busy)
     runs = [
         asyncio.create_task(loose.cluster.generate(stub, prompt, max_tokens=max_tokens, **GREEDY))
         for prompt in asked
     ]
-    audit = await victim.until(lambda audit: getattr(audit, busy) > before + 100)
-    os.kill(audit.engine_pid, signal.SIGKILL)
+    report = await victim.until(lambda report: getattr(report, busy) > before + 100)
+    os.kill(report.engine_pid, signal.SIGKILL)
     assert not any(run.done() for run in runs), "it died too late"
     answers = await asyncio.gather(*runs)
-    await eventually(lambda: not (is_running(audit.engine_pid) or is_running(audit.front_pid)), 3)
+    await eventually(lambda: not (is_running(report.engine_pid) or is_running(report.front_pid)), 3)
     return answers
 
 

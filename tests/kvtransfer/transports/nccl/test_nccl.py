@@ -103,8 +103,8 @@ def test_a_receive_without_a_sender_is_aborted(linked: Linked) -> None:
     for _ in range(20):
         peers.receiver.poll(10)
         time.sleep(0.005)
-    (audit,) = peers.receiver.links
-    assert audit.quarantined_pieces == audit.window_pieces
+    (report,) = peers.receiver.links
+    assert report.quarantined_pieces == report.window_pieces
     assert not channel.terminated
     links.double.hangs.clear()
     peers.run_until(lambda: peers.receiver.links == [])

@@ -49,10 +49,10 @@ def test_turns_of_a_chat_send_only_new_blocks(pair: Pair, truth: SteppedEngine) 
         written = len(conversation) + len(tokens) - 1  # the last token has no KV
         conversation = conversation + tokens
         pair.assert_free()
-    sent, audit = pair.source.engine.prefill.sender.counters.bytes_shipped, pair.audit()
-    assert (sent, audit.bytes_received) == (shipped, shipped)
-    assert (audit.blocks_resident, audit.bytes_resident) == (resident, resident * pair.block_bytes)
-    assert audit.prefixes.device_hits == resident > 20
+    sent, report = pair.source.engine.prefill.sender.counters.bytes_shipped, pair.report()
+    assert (sent, report.bytes_received) == (shipped, shipped)
+    assert (report.blocks_resident, report.bytes_resident) == (resident, resident * pair.block_bytes)
+    assert report.prefixes.device_hits == resident > 20
 
 
 def test_tokens_are_the_same_whatever_is_resident(pair: Pair, truth: SteppedEngine) -> None:
@@ -233,9 +233,9 @@ def test_idle_cached_blocks_are_evicted(tmp_path: Path, truth: SteppedEngine) ->
             for _ in range(2):
                 assert pair.generate(prompt)[0] == ask(truth, prompt)[0]
                 pair.assert_free()
-    audit = pair.audit()
-    assert audit.prefixes.evicted_blocks > 60
-    assert audit.blocks_resident > 60
+    report = pair.report()
+    assert report.prefixes.evicted_blocks > 60
+    assert report.blocks_resident > 60
     pair.close()
 
 
@@ -252,9 +252,9 @@ def test_sequences_that_share_blocks_are_swapped_out_or_preempted(
     request = [pair.begin(pair.reserve(prompt, 60), 60) for prompt in prompts]
     assert [one.resident for one in request] == [4, 4]
     pair.run_until(lambda: all(map(pair.ended, request)))
-    audit = pair.audit()
-    assert (audit.sequences_preempted > 0) == (not host_kv_mb)
-    assert (audit.sequences_swapped_out > 0) == bool(host_kv_mb)
+    report = pair.report()
+    assert (report.sequences_preempted > 0) == (not host_kv_mb)
+    assert (report.sequences_swapped_out > 0) == bool(host_kv_mb)
     for one in request:
         tokens, wanted = pair.tokens(one), ask(truth, one.prompt, most=60)[0]
         assert tokens == wanted[: len(tokens)]

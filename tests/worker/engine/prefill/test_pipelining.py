@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from baton.v1.worker_pb2 import Audit, GetAuditRequest
+from baton.v1.worker_pb2 import GetAuditRequest, IntegrityReport
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 CHUNK = 8
 TOKENS = 60
 
 
-def audit(stepped: SteppedEngine) -> Audit:
-    return stepped.ask(audit=GetAuditRequest()).audit
+def report(stepped: SteppedEngine) -> IntegrityReport:
+    return stepped.ask(report=GetAuditRequest()).report
 
 
 def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
@@ -39,9 +39,9 @@ def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
         seen.append((computed, _received(taking)))
         giving.turn()
     assert seen == [(computed, computed // 4) for computed in range(CHUNK, TOKENS, CHUNK)]
-    assert audit(taking).handoffs_committed == 0
+    assert report(taking).handoffs_committed == 0
     deadline = time.monotonic() + 5
-    while not audit(taking).handoffs_committed:
+    while not report(taking).handoffs_committed:
         assert time.monotonic() < deadline
         giving.turn()
     for stepped in (giving, taking):

@@ -21,8 +21,8 @@ from services.worker.engine.startup.model_loader import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
-class EngineAudit:
-    """Counts the resources and the work of one engine."""
+class EngineReports:
+    """Counts of the resources and the work of one engine, as messages."""
 
     model: LoadedModel
     decode: DecodeSide
@@ -74,12 +74,12 @@ class EngineAudit:
             step_costs=self._step_costs(),
         )
 
-    def report(self, *, integrity: bool = True) -> worker_pb2.Audit:
-        """Counts of everything that a leak would show in; with `integrity` the block pools are checked
+    def integrity_report(self, *, check_pools: bool = True) -> worker_pb2.IntegrityReport:
+        """Counts of everything that a leak would show in; with `check_pools` the block pools are checked
         against the owners of their blocks."""
         prompts, decode, handoffs = self.prefill.steps, self.decode.loop, self.decode.handoffs
         allocation, sender = self.decode.allocation, self.prefill.sender.counters
-        audit = worker_pb2.Audit(
+        report = worker_pb2.IntegrityReport(
             load=self.load(),
             engine_pid=os.getpid(),
             host=socket.gethostname(),
@@ -111,7 +111,7 @@ class EngineAudit:
             tombstones=self.decode.tickets.tombstones,
             links=self._links(),
             dropped_unknown=sender.dropped_unknown + self.decode.reserved.dropped_unknown,
-            integrity_error=self._integrity_error() if integrity else "",
+            integrity_error=self._integrity_error() if check_pools else "",
             link_fallbacks=sender.link_fallbacks,
             links_returned=sender.links_returned,
             links_broken=sender.links_broken,
@@ -126,15 +126,15 @@ class EngineAudit:
             experts=self._experts(),
         )
         rates = decode.draft_rates
-        audit.sequence_steps = audit.tokens_decoded if rates is None else rates.verified.steps
+        report.sequence_steps = report.tokens_decoded if rates is None else rates.verified.steps
         if self.decode.receiver is not None:
             receiver = self.decode.receiver.counters
-            audit.blocks_received = sum(receiver.blocks_received)
-            audit.bytes_received = receiver.bytes_received
-            audit.dropped_unknown += receiver.dropped_unknown
-            audit.checksum_failures = receiver.checksum_failures
-            audit.links_broken += receiver.links_broken
-        return audit
+            report.blocks_received = sum(receiver.blocks_received)
+            report.bytes_received = receiver.bytes_received
+            report.dropped_unknown += receiver.dropped_unknown
+            report.checksum_failures = receiver.checksum_failures
+            report.links_broken += receiver.links_broken
+        return report
 
     def _step_costs(self) -> worker_pb2.StepCosts:
         recent = self.prefill.steps.times.recent()
@@ -142,22 +142,22 @@ class EngineAudit:
         costs = self.decode.costs(computing if self.prefill.steps.state.in_turn else 0.0)
         return to_message(self.prefill.steps.scheduler.cost.added_to(costs))
 
-    def _drafts(self) -> list[worker_pb2.DraftAudit]:
+    def _drafts(self) -> list[worker_pb2.DraftReport]:
         rates = self.decode.loop.draft_rates
         if rates is None:
             return []
         verified = zip(SOURCES, rates.verified.rows, rates.verified.accepted, strict=True)
         return [
-            worker_pb2.DraftAudit(source=source, rows=map(round, rows), accepted=map(round, accepted))
+            worker_pb2.DraftReport(source=source, rows=map(round, rows), accepted=map(round, accepted))
             for source, rows, accepted in verified
         ]
 
-    def _experts(self) -> worker_pb2.ExpertsAudit | None:
+    def _experts(self) -> worker_pb2.ExpertsReport | None:
         config = self.model.config
         if config.experts is None or self.expert_load is None:
             return None
         total, active = parameter_counts(config)
-        return worker_pb2.ExpertsAudit(
+        return worker_pb2.ExpertsReport(
             count=config.experts.count,
             taken=config.experts.top_k,
             total_parameters=total,
@@ -165,16 +165,16 @@ class EngineAudit:
             imbalance=self.expert_load.imbalance,
         )
 
-    def _links(self) -> list[worker_pb2.LinkAudit]:
+    def _links(self) -> list[worker_pb2.LinkReport]:
         receiver = self.decode.receiver
         return [*self.prefill.sender.links, *(receiver.links if receiver is not None else ())]
 
-    def _prefixes(self) -> worker_pb2.PrefixAudit | None:
+    def _prefixes(self) -> worker_pb2.PrefixCacheReport | None:
         cache = self.decode.prefix_cache
         if cache is None:
             return None
         cached, stored, hits = self.model.pools.cached, cache.stored, cache.hit_blocks
-        return worker_pb2.PrefixAudit(
+        return worker_pb2.PrefixCacheReport(
             hit_tokens=cache.hit_tokens,
             missed_tokens=cache.missed_tokens,
             device_blocks=len(cached),
