@@ -115,8 +115,8 @@ class AttentionTuning:
         return min(3 if self.stages > 2 else 4, fit)
 
     def stages_of(self, token_bytes: int) -> int:
-        """`stages`, or as many as the tiles of K and V on their way have shared memory for, with `token_bytes`
-        of a token's K: heads of 256 in float32 have room for two."""
+        """`stages`, or as many as the tiles of K and V on their way have shared memory for, with
+        `token_bytes` of a token's K: heads of 256 in float32 have room for two."""
         return min(self.stages, 1 + _TILES_BYTES // (2 * TILE * token_bytes))
 
     @classmethod
