@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from baton.state.embedded import EmbeddedServer
 from baton.tls.server import ServerTls
 from baton.v1.admin_pb2_grpc import AdminServiceStub
 from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, TokenIds
@@ -190,3 +191,11 @@ def tokens_of(responses: list[GenerateResponse]) -> list[int]:
         assert response.first_number == len(ids)
         ids += response.token_ids
     return ids
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EmbeddedServer]:
+    """A Redis of this test alone."""
+    started = await EmbeddedServer.start()
+    yield started
+    await started.stop()

@@ -27,6 +27,7 @@ FOLDERS = (
     "tests/model_spec/",
     "tests/perf_model/",
     "tests/request_fields/",
+    "tests/router/conversations/",
     "tests/router/request/",
     "tests/router/tools/",
     "tests/scaling/",

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,6 @@ SECRET = "the secret of a cluster"
 BOUND_S = 1.0
 # How long the machine itself may stand still meanwhile.
 STALL_S = 3.0
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[EmbeddedServer]:
-    started = await EmbeddedServer.start()
-    yield started
-    await started.stop()
 
 
 def api_key(key: str, tenant: str = "acme", **fields: object) -> ApiKey:

@@ -33,13 +33,6 @@ PROMPT = [9, 8, 7]
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[EmbeddedServer]:
-    started = await EmbeddedServer.start()
-    yield started
-    await started.stop()
-
-
-@pytest.fixture
 async def reader(server: EmbeddedServer) -> AsyncIterator[State]:
     """Another router, which has the key."""
     state = await open_state(server.url, namespace=NAMESPACE, journal_key=bytes.fromhex(KEY))

@@ -19,7 +19,8 @@ from tests.e2e.faults.one_pair.test_cancels import until_full, until_waiting
 from tests.e2e.faults.one_pair.test_stopping import GREEDY, PROMPT, STOP_S, all_decode, ends, handoffs
 from tests.e2e.support.cluster import MODEL, Cluster, assert_all_free, baton_up, descendants
 
-# Of a router alone: tests/router/tenants/test_places.py, tests/router/lifecycle/test_failures.py.
+# Of a router alone: tests/router/tenants/test_places.py; test_full_queues.py and test_request_ends.py in
+# tests/router/lifecycle.
 pytestmark = pytest.mark.slow
 
 SLOTS = 2
