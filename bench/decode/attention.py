@@ -77,10 +77,11 @@ def _measured(
 
 
 def tunings() -> list[AttentionTuning]:
-    from baton.engine.kernels.gpu.attention.items import AttentionTuning
+    from baton.engine.kernels.gpu.attention.items import TILE, AttentionTuning
 
     found = [AttentionTuning(warps, stages) for warps in (2, 4, 8) for stages in (2, 3, 4, 5)]
-    return [*found, *(AttentionTuning(4, stages, 128) for stages in (2, 3))]
+    half = [AttentionTuning(warps, stages, tile=TILE // 2) for warps in (2, 4) for stages in (3, 4, 5, 6)]
+    return [*found, *(AttentionTuning(4, stages, 128) for stages in (2, 3)), *half]
 
 
 class PlainRun:
@@ -328,11 +329,16 @@ class RowInputs:
 
 def all_tunings() -> list[AttentionTuning]:
     """All tunings that `--tunings` measures."""
-    from baton.engine.kernels.gpu.attention.items import AttentionTuning
+    from baton.engine.kernels.gpu.attention.items import TILE, AttentionTuning
 
     return [
         *(AttentionTuning(warps, stages) for warps in (2, 4, 8) for stages in (2, 3)),
         AttentionTuning(4, 2, 128),
+        *(
+            AttentionTuning(4, stages, registers, TILE // 2)
+            for stages in (3, 4, 5)
+            for registers in (None, 128)
+        ),
     ]
 
 

@@ -23,8 +23,10 @@ _FEW_ROWS_PROGRAMS = 3
 # Queries that an item may have, by how many rows of a slot it takes (`rows_per_item`). Two tiles of the
 # matrix units are as many as four warps hold results of beside the tiles of K; for four rows or fewer.
 _MOST_QUERIES = {8: _ONE_TILE_GROUP, 4: 2 * _ONE_TILE_GROUP, 2: 2 * _ONE_TILE_GROUP}
-# Tokens that a program takes at once: an item is whole tiles.
+# Tokens of which an item is whole tiles, and that a program takes at once unless its tuning has fewer.
 TILE = 64
+# Tokens on their way, K and V of heads of 128 in bf16, beside which a multiprocessor runs four programs.
+_FOUR_PROGRAMS_TOKENS = 96
 # Shared memory of a multiprocessor for tiles of K and V: of 227 KiB, without what queries and results take.
 _TILES_BYTES = 192 << 10
 # Fields of an item, int32 each: one load's width.
@@ -101,23 +103,25 @@ class Heads:
 @dataclass(frozen=True, slots=True)
 class AttentionTuning:
     """The attention kernel's cut for a GPU. `registers`: of a thread, at most; None: as many as its code
-    likes."""
+    likes. `tile`: tokens that a program takes at once, TILE or a half or a quarter of it."""
 
     warps: int = 4
     stages: int = 3
     registers: int | None = None
+    tile: int = TILE
 
     @property
     def resident(self) -> int:
-        """Programs that a multiprocessor runs at once: the tiles of K and V of three stages leave room for
-        three, registers for four, where they are not more (heads of 128 in bf16, and in fp8; Hopper)."""
+        """Programs that a multiprocessor runs at once: two tiles of 64 tokens of K and V on their way leave
+        room for three, registers for four, where they are not more (heads of 128 in bf16, and in fp8;
+        Hopper)."""
         fit = 4 if self.registers is None else _REGISTERS // (32 * self.warps * self.registers)
-        return min(3 if self.stages > 2 else 4, fit)
+        return min(3 if (self.stages - 1) * self.tile > _FOUR_PROGRAMS_TOKENS else 4, fit)
 
     def stages_of(self, token_bytes: int) -> int:
         """`stages`, or as many as the tiles of K and V on their way have shared memory for, with
         `token_bytes` of a token's K: heads of 256 in float32 have room for two."""
-        return min(self.stages, 1 + _TILES_BYTES // (2 * TILE * token_bytes))
+        return min(self.stages, 1 + _TILES_BYTES // (2 * self.tile * token_bytes))
 
     @classmethod
     def of(cls, heads: Heads, rows: int, multiprocessors: int, quantised: bool = False) -> AttentionTuning:

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from baton.device.ptx import ON_CHIP
-from baton.engine.kernels.gpu.attention.items import TILE, Heads, Items
+from baton.engine.kernels.gpu.attention.items import Heads, Items
 
 
 def check_product(qkv: Tensor, rotary: tuple[Tensor, Tensor], heads: Heads) -> None:
@@ -126,6 +126,5 @@ def item_arguments(
         "scale": heads.log2_scale,
         "window": heads.seen,
         "GROUP": heads.group,
-        "TILE": TILE,
         "UPCAST": qkv.dtype == torch.float32 or not ON_CHIP.value,
     }

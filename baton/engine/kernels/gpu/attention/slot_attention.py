@@ -167,6 +167,7 @@ def slot_attention(
         ROWS=rows,
         QUERIES=max(16, triton.next_power_of_2(rows * heads.group)),
         WINDOWED=heads.window is not None,
+        TILE=tuning.tile,
         STAGES=tuning.stages_of(heads.dim * cache.element_size()),
         num_warps=tuning.warps,
         maxnreg=tuning.registers,

@@ -166,6 +166,7 @@ def split_attention(
         key_norm=key_norm,
         GROUP_PADDED=max(16, triton.next_power_of_2(heads.group)),
         GROUP_POWER=triton.next_power_of_2(heads.group),
+        TILE=(tuning or _TUNING).tile,
         STAGES=(tuning or _TUNING).stages_of(heads.dim * cache.element_size()),
         COMBINED=_COMBINED,
         num_warps=(tuning or _TUNING).warps,

@@ -75,7 +75,9 @@ def test_it_is_the_plain_kernels(name: str, codes: bool) -> None:
     )
     case = case.quantised() if codes else case
     expected, _, _ = case.expected(1)
-    torch.testing.assert_close(run(case, slots, per_item, policy), expected, rtol=1e-5, atol=1e-5)
+    for tile in (TILE, TILE // 2):
+        found = run(case, slots, per_item, policy, AttentionTuning(tile=tile))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_one_row_a_slot_is_attention_of_rows() -> None:
@@ -134,6 +136,7 @@ def test_two_tiles_of_queries_leave_room_for_four_programs_where_there_are_many(
     llama, wide = Heads(32, 8, 128, 0.1, 1e-5), Heads(16, 2, 256, 0.1, 1e-5)
     few, many = (AttentionTuning.of_slots(llama, slots, 8, 132) for slots in (32, 64))
     assert (few.stages, few.resident, many.stages, many.resident) == (3, 3, 2, 4)
+    assert [AttentionTuning(stages=stages, tile=TILE // 2).resident for stages in (3, 4, 5)] == [4, 4, 3]
     assert AttentionTuning.of_slots(llama, 64, 8, 132, quantised=True).resident == 3
     assert AttentionTuning.of_slots(llama, 64, 4, 132) == many
     assert AttentionTuning.of_slots(llama, 64, 4, 132, quantised=True).resident == 4
