@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 import httpx
 
+from baton.base.parent_death import tied
 from baton.base.process_stat import is_running
 from baton.base.python_module import python_module
 from baton.v1.admin_pb2 import (
@@ -237,7 +238,7 @@ def starting_up(
         here = _with_modules(Path(folder) / "here") if program == BATON else None
         with log.open("w") as stderr:
             process = subprocess.Popen(
-                arguments,
+                tied(arguments),  # tests that are ended leave no cluster
                 cwd=here,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+from baton.base.parent_death import tied
 from baton.state.embedded import free_port, server_binary, server_configuration
 
 _START_S = 10.0
@@ -37,7 +38,7 @@ class RedisServer:
     def start(self) -> None:
         """Returns once it answers; it has nothing."""
         self._process = subprocess.Popen(
-            [server_binary(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            tied([str(server_binary()), "-"]), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
         assert self._process.stdin is not None
         self._process.stdin.write(server_configuration(self.port, self.password, self._folder).encode())

@@ -20,6 +20,7 @@ from typing import IO, Any
 import grpc
 import grpc.aio
 
+from baton.base.parent_death import tied
 from baton.v1.admin_pb2 import AdminServiceGetStatusRequest, WorkerState
 from baton.v1.admin_pb2_grpc import AdminServiceStub
 from baton.v1.worker_pb2 import GetAuditRequest, IntegrityReport
@@ -178,7 +179,7 @@ def lone_worker(model: Path, role: Role, **sections: dict[str, Any]) -> Iterator
 def start_program(program: Sequence[str], config: StrictModel, stderr: IO[str]) -> subprocess.Popen[str]:
     """Starts it with its configuration on stdin."""
     process = subprocess.Popen(
-        program,
+        tied(program),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
