@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from services.cluster.gpu_count import find_driver
+from services.cluster.gpus.gpu_count import find_driver
 from tests.support.unit_tier import forbid_processes_and_ports, is_unit
 
 if TYPE_CHECKING:

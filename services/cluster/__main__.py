@@ -10,9 +10,9 @@ import asyncio
 import os
 import sys
 
+from services.cluster.on_ray.ray_cluster import RayCluster
 from services.cluster.plain_cluster import PlainCluster
-from services.cluster.ray_cluster import RayCluster
-from services.cluster.supervised import SupervisedCluster
+from services.cluster.supervision.supervised import SupervisedCluster
 from services.common.config.cluster import ClusterConfig
 from services.common.observability.logs import configure_logs
 from services.common.processes.child_protocol import StopSignal, report, report_ready, run_child

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from services.cluster.gpu_sharing import gpu_workers, least_used_gpus, require_gpus
-from services.cluster.gpus import available_gpus
-from services.cluster.report import Report
-from services.cluster.supervised import SupervisedCluster
-from services.cluster.supervision import Supervision
-from services.cluster.worker_process import WorkerProcess
+from services.cluster.gpus.available_gpus import available_gpus
+from services.cluster.gpus.gpu_sharing import gpu_workers, least_used_gpus, require_gpus
+from services.cluster.supervision.report import Report
+from services.cluster.supervision.supervised import SupervisedCluster
+from services.cluster.supervision.supervisor import Supervision
+from services.cluster.supervision.worker_process import WorkerProcess
 from services.common.config.cluster import ClusterConfig
 from services.common.config.worker import WorkerConfig
 

@@ -7,7 +7,7 @@ import pytest
 from baton.base.errors import BatonError
 from services.cluster import plain_cluster
 from services.cluster.plain_cluster import LocalWorkerProcesses, PlainCluster
-from services.cluster.worker_process import WorkerProcess
+from services.cluster.supervision.worker_process import WorkerProcess
 from services.common.config.cluster import ClusterConfig
 from services.common.config.worker import EngineConfig, WorkerConfig
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from services.cluster.group.metrics import group_registry
 from services.cluster.group.probes import GroupProbes
+from services.cluster.on_ray.ray_cluster import RayCluster
 from services.cluster.plain_cluster import PlainCluster
-from services.cluster.ray_cluster import RayCluster
-from services.cluster.supervised import SupervisedCluster
+from services.cluster.supervision.supervised import SupervisedCluster
 from services.common.config.cluster import ClusterConfig
 from services.common.config.plaintext import plaintext_ports
 from services.common.observability.admin_http import AdminHttp

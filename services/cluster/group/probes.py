@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from services.cluster.report import ClusterStatus, Phase, Report
+from services.cluster.supervision.report import ClusterStatus, Phase, Report
 from services.common.config.types import Role
 from services.common.config.worker import WorkerConfig
 

@@ -6,7 +6,7 @@ from prometheus_client import generate_latest
 
 from services.cluster.group.metrics import group_registry
 from services.cluster.group.probes import GroupProbes
-from services.cluster.report import ClusterStatus, Phase, Report
+from services.cluster.supervision.report import ClusterStatus, Phase, Report
 from services.common.config.worker import WorkerConfig
 
 WORKERS = [WorkerConfig(name=f"{role}-0", role=role, model="m") for role in ("prefill", "decode")]

@@ -16,9 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.cluster.ray_node import free_ports
+from services.cluster.on_ray.ray_node import free_ports
 from services.common.processes.run_folder import RunFolder
-from tests.cluster.ray_nodes import HEAD_HOST, RayNodes, ray_nodes
+from tests.cluster.on_ray.ray_nodes import HEAD_HOST, RayNodes, ray_nodes
 from tests.e2e.support.prometheus_names import group_page, series_of
 from tests.e2e.support.redis_server import RedisServer
 from tests.support.checkpoints import FAMILIES

@@ -16,7 +16,7 @@ import pytest
 
 from baton.base.process_stat import is_running, process_stat
 from baton.v1.worker_pb2 import IntegrityReport
-from services.cluster.ray_node import RayNode
+from services.cluster.on_ray.ray_node import RayNode
 from tests.e2e.support.cluster import (
     CLUSTER_SECRET,
     Cluster,
@@ -240,5 +240,5 @@ async def test_a_signal_leaves_nothing(cluster: Cluster) -> None:
 
 def ray_folder(commands: dict[int, str]) -> Path:
     """The private folder of a cluster's own Ray."""
-    (reaper,) = [command for command in commands.values() if "services.cluster.ray_reaper" in command]
-    return Path(reaper.split("services.cluster.ray_reaper ")[1].split()[0])
+    (reaper,) = [command for command in commands.values() if "services.cluster.on_ray.ray_reaper" in command]
+    return Path(reaper.split("services.cluster.on_ray.ray_reaper ")[1].split()[0])

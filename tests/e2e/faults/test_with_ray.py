@@ -80,7 +80,7 @@ async def test_tokens_and_logs_are_as_without_ray(cluster: Cluster, models: tupl
 async def test_so_many_processes_are_of_ray(cluster: Cluster) -> None:
     all_of_them = commands(cluster).values()
     ours = [command for command in all_of_them if "-m services." in command or "valkey" in command]
-    reaper = [command for command in ours if "services.cluster.ray_reaper" in command]
+    reaper = [command for command in ours if "services.cluster.on_ray.ray_reaper" in command]
     assert len(all_of_them) - len(ours) + len(reaper) == OF_RAY, all_of_them
 
 
@@ -127,9 +127,9 @@ async def test_another_model_is_a_guest_whose_workers_end_with_it(
     cluster: Cluster, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (reaper,) = [
-        command for command in commands(cluster).values() if "services.cluster.ray_reaper" in command
+        command for command in commands(cluster).values() if "services.cluster.on_ray.ray_reaper" in command
     ]
-    folder = reaper.split("services.cluster.ray_reaper ")[1].split()[0]
+    folder = reaper.split("services.cluster.on_ray.ray_reaper ")[1].split()[0]
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", f"{folder}/token")
     secrets = cluster.log.parent / "secrets.yaml"
     secrets.write_text(f"cluster_secret: {CLUSTER_SECRET}\n")

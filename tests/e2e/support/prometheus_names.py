@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.cluster.group.metrics import group_registry
 from services.cluster.group.probes import GroupProbes
-from services.cluster.report import ClusterStatus, Phase, Report
+from services.cluster.supervision.report import ClusterStatus, Phase, Report
 from services.common.config.worker import WorkerConfig
 from services.common.observability.metrics import render
 

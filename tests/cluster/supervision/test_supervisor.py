@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 from structlog.testing import capture_logs
 
-from services.cluster.report import Failure, Phase, Report
-from services.cluster.supervision import HostLostError, Supervision, UnresponsiveError
+from services.cluster.supervision.report import Failure, Phase, Report
+from services.cluster.supervision.supervisor import HostLostError, Supervision, UnresponsiveError
 from services.common.config.cluster import ClusterConfig
 from services.common.config.worker import WorkerConfig
 

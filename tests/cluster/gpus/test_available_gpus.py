@@ -12,8 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.base.errors import BatonError, ErrorKind
-from services.cluster.gpu_count import gpu_count
-from services.cluster.gpus import available_gpus
+from services.cluster.gpus.available_gpus import available_gpus
+from services.cluster.gpus.gpu_count import gpu_count
 from services.common.config.cluster import ClusterConfig
 from services.common.config.worker import Device, EngineConfig, WorkerConfig
 

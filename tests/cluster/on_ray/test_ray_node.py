@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cluster import ray_node
-from services.cluster.ray_node import RayNode, free_ports
+from services.cluster.on_ray import ray_node
+from services.cluster.on_ray.ray_node import RayNode, free_ports
 from services.common.config.reader import read_secrets
 from services.common.processes.process_tree import descendants
 

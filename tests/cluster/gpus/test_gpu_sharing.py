@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.base.errors import BatonError, ErrorKind
-from services.cluster.gpu_sharing import gpu_workers, least_used_gpus, require_gpus
+from services.cluster.gpus.gpu_sharing import gpu_workers, least_used_gpus, require_gpus
 from services.common.config.cluster import ClusterConfig
 from services.common.config.worker import EngineConfig, WorkerConfig
 

@@ -18,7 +18,7 @@ from baton.base.process_watch import ProcessWatch
 from baton.base.python_module import python_module
 from baton.v1.worker_pb2 import DescribeRequest, GetAuditRequest
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
-from services.cluster.report import Failure, Phase, Report
+from services.cluster.supervision.report import Failure, Phase, Report
 from services.common.config.worker import WorkerConfig
 from services.common.observability.logs import get_log
 from services.common.processes.child_process import Child, ChildError

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.base.process_watch import STARVED_S
-from services.cluster.reconcile import (
+from services.cluster.supervision.reconcile import (
     ACTOR_TIMEOUT_FACTOR,
     LONGEST_REFUSED_PAUSE_S,
     MAX_STARTS,
@@ -20,7 +20,7 @@ from services.cluster.reconcile import (
     refused_until,
     start_at,
 )
-from services.cluster.report import Phase
+from services.cluster.supervision.report import Phase
 
 HANG_S = 5.0
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from baton.base.process_watch import hangs
-from services.cluster.report import Phase
+from services.cluster.supervision.report import Phase
 
 # Only starts in this window count; no worker is started more than MAX_STARTS times within it.
 WINDOW_S = 60.0

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from baton.base.errors import BatonError, ErrorKind
-from services.cluster import ray_calls
-from services.cluster.ray_cluster import RayCluster
-from services.cluster.report import Phase
-from services.cluster.rooms import Node
+from services.cluster.on_ray import ray_calls
+from services.cluster.on_ray.ray_cluster import RayCluster
+from services.cluster.on_ray.rooms import Node
+from services.cluster.supervision.report import Phase
 from services.common.config.cluster import ClusterConfig
 from services.common.config.state import StateConfig
 from services.common.config.worker import WorkerConfig
-from tests.cluster.fake_ray import FakeRay, fake_ray
+from tests.cluster.on_ray.fake_ray import FakeRay, fake_ray
 
 SECRETS = {"cluster_secret": "cluster-secret-of-nobody-else", "prefix_secret": "prefix-secret-of-nobody-else"}
 REDIS_URL = "redis://:password-of-redis@redis:6379/0"

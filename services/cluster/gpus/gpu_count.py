@@ -1,4 +1,4 @@
-"""`python -m services.cluster.gpu_count`: writes how many GPUs a process started here may use.
+"""`python -m services.cluster.gpus.gpu_count`: writes how many GPUs a process started here may use.
 
 Only the driver can evaluate CUDA_VISIBLE_DEVICES (numbers, UUIDs, MIG instances) and a container's limits,
 and workers use it too. A process that has called it keeps devices open, so it is called in this short-lived

@@ -12,9 +12,9 @@ from typing import Any
 import ray
 
 from baton.base.errors import BatonError, ErrorKind
-from services.cluster.report import Phase
-from services.cluster.stderr_forwarding import use_shared_stderr
-from services.cluster.worker_process import WorkerProcess
+from services.cluster.on_ray.stderr_forwarding import use_shared_stderr
+from services.cluster.supervision.report import Phase
+from services.cluster.supervision.worker_process import WorkerProcess
 from services.common.config.cluster import ClusterConfig
 from services.common.config.secrets import find_secrets, with_secrets
 from services.common.config.worker import WorkerConfig

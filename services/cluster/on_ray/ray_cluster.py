@@ -19,12 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from baton.base.errors import BatonError, ErrorKind
-from services.cluster.gpu_sharing import require_gpus
-from services.cluster.gpus import available_gpus
-from services.cluster.ray_node import RayNode
-from services.cluster.rooms import declared
-from services.cluster.supervised import SupervisedCluster
-from services.cluster.supervision import Supervision, UnresponsiveError
+from services.cluster.gpus.available_gpus import available_gpus
+from services.cluster.gpus.gpu_sharing import require_gpus
+from services.cluster.on_ray.ray_node import RayNode
+from services.cluster.on_ray.rooms import declared
+from services.cluster.supervision.supervised import SupervisedCluster
+from services.cluster.supervision.supervisor import Supervision, UnresponsiveError
 from services.common.config.cluster import ClusterConfig
 from services.common.config.secrets import secrets_of, without_secrets
 from services.common.observability.logs import get_log
@@ -104,7 +104,7 @@ class RayCluster(SupervisedCluster):
             raise BatonError(ErrorKind.UNAVAILABLE, f"no Ray at {address} within {within_s:g} s") from None
 
     async def _join(self, address: str) -> None:
-        from services.cluster.ray_calls import in_thread, join_ray
+        from services.cluster.on_ray.ray_calls import in_thread, join_ray
 
         # It warns about signal handlers, which `StopSignal` installs.
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -126,14 +126,14 @@ class RayCluster(SupervisedCluster):
 
     async def _own(self) -> Supervision:
         """Workers that end with this process."""
-        from services.cluster.ray_calls import in_thread
-        from services.cluster.ray_worker_processes import RayWorkerProcesses, nodes_of_ray
+        from services.cluster.on_ray.ray_calls import in_thread
+        from services.cluster.on_ray.ray_worker_processes import RayWorkerProcesses, nodes_of_ray
 
         gpus = sum(node.gpus for node in await in_thread(nodes_of_ray, _JOIN_S))
         require_gpus(self._config, gpus)
         stderr_socket = ""
         if self._node is not None:
-            from services.cluster.stderr_forwarding import share_stderr
+            from services.cluster.on_ray.stderr_forwarding import share_stderr
 
             share_stderr(self._node.folder / "stderr")
             stderr_socket = str(self._node.folder / "stderr")
@@ -143,7 +143,7 @@ class RayCluster(SupervisedCluster):
 
     async def _detached(self) -> Supervision:
         """Workers that outlive this process: those of an earlier one are adopted or replaced."""
-        from services.cluster.ray_worker_processes import RayWorkerProcesses
+        from services.cluster.on_ray.ray_worker_processes import RayWorkerProcesses
 
         processes = RayWorkerProcesses(self._config, self._namespace)
         deadline = time.monotonic() + self._config.start_timeout_s
@@ -182,7 +182,7 @@ class _Threads(ThreadPoolExecutor):
 
 
 def _import_ray() -> None:
-    import services.cluster.ray_worker_processes  # noqa: F401
+    import services.cluster.on_ray.ray_worker_processes  # noqa: F401
 
 
 def _environment() -> dict[str, str]:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.base.python_module import python_module
-from services.cluster.gpu_count import find_driver
+from services.cluster.gpus.gpu_count import find_driver
 from services.common.config.cluster import ClusterConfig
 from services.common.observability.logs import get_log
 
 # Each GPU without persistence mode takes the driver seconds to initialise.
 _ANSWER_S = 60.0
-_ASK = python_module("services.cluster.gpu_count")
+_ASK = python_module("services.cluster.gpus.gpu_count")
 
 _log = get_log("gpus")
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import ray as real_ray
 
-from services.cluster import ray_worker_processes
-from services.cluster.ray_calls import ActorGoneError
-from services.cluster.report import Phase, Report
-from services.cluster.rooms import Node
-from services.cluster.supervision import UnresponsiveError
+from services.cluster.on_ray import ray_worker_processes
+from services.cluster.on_ray.ray_calls import ActorGoneError
+from services.cluster.on_ray.rooms import Node
+from services.cluster.supervision.report import Phase, Report
+from services.cluster.supervision.supervisor import UnresponsiveError
 
 
 class FakeRay:

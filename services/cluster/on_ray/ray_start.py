@@ -1,4 +1,4 @@
-"""`python -m services.cluster.ray_start …`: `ray start …`, sooner, and without what Baton does not use.
+"""`python -m services.cluster.on_ray.ray_start …`: a quicker `ray start …`, without what Baton leaves unused.
 
 Two processes are not started: the dashboard, which `--include-dashboard=false` still starts for usage
 statistics and waits for, and the server of Ray's client protocol. A node's two agents run at the lowest

@@ -9,8 +9,8 @@ that joins a Ray on other machines.
       run/             of a head: the process ids of its workers
       r/               of a head: Ray's temporary folder, which Ray creates with mode 0777
 
-All its processes are descendants of a reaper (`services/cluster/ray_reaper.py`), which kills them when its
-stdin is closed or this process dies. `ray stop` is never used: it would end every Ray of the machine.
+All its processes are descendants of a reaper (`services/cluster/on_ray/ray_reaper.py`), which kills them when
+its stdin is closed or this process dies. `ray stop` is never used: it would end every Ray of the machine.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _reaper(folder: Path, command: Sequence[str], environment: Mapping[str, str]
     own = {name: value for name, value in os.environ.items() if name not in VARIABLES.values()}
     with (folder / "start.log").open("wb") as log:
         return subprocess.Popen(
-            python_module("services.cluster.ray_reaper", str(folder), *command),
+            python_module("services.cluster.on_ray.ray_reaper", str(folder), *command),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -173,7 +173,7 @@ def _beside(address: str, host: str, ports: Sequence[int]) -> tuple[str, ...]:
 
 def _start(ports: Sequence[int]) -> tuple[str, ...]:
     return (
-        *python_module("services.cluster.ray_start"),
+        *python_module("services.cluster.on_ray.ray_start"),
         *(f"--{name}={port}" for name, port in zip(_PORTS, ports, strict=True)),
         f"--object-store-memory={OBJECT_STORE_BYTES}",
         *("--include-log-monitor=false", "--disable-usage-stats", "--dashboard-agent-listen-port=0"),
@@ -224,7 +224,7 @@ def _first_ephemeral_port() -> int:
 def _packages() -> str:
     """The folder that contains Baton's packages, since Ray's processes may run in another working
     directory."""
-    return str(Path(__file__).parents[2])
+    return str(Path(__file__).parents[3])
 
 
 def _node_address(log: str) -> str:

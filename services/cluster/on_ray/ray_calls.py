@@ -11,7 +11,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayActorError, RayError
 
-from services.cluster.supervision import UnresponsiveError
+from services.cluster.supervision.supervisor import UnresponsiveError
 
 T = TypeVar("T")
 

@@ -18,8 +18,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton.base.errors import ErrorKind
-from services.cluster.reconcile import MAX_STARTS, Action, Kill, Observed, Remove, Start, plan, refused_until
-from services.cluster.report import ClusterStatus, Failure, Phase, Report
+from services.cluster.supervision.reconcile import (
+    MAX_STARTS,
+    Action,
+    Kill,
+    Observed,
+    Remove,
+    Start,
+    plan,
+    refused_until,
+)
+from services.cluster.supervision.report import ClusterStatus, Failure, Phase, Report
 from services.common.config.cluster import ClusterConfig
 from services.common.config.worker import WorkerConfig
 from services.common.observability.logs import get_log

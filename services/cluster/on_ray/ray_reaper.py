@@ -1,6 +1,6 @@
 """Runs a command that starts daemons, and ends them all:
 
-    python -m services.cluster.ray_reaper FOLDER COMMAND…
+    python -m services.cluster.on_ray.ray_reaper FOLDER COMMAND…
 
 This process adopts every orphan that the command leaves, in any session (it is a child subreaper). When its
 stdin is closed, which the kernel does if the owner dies, when the command fails, or when one of the daemons

@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 def reaper(folder: Path, life_s: float, code: int = 0) -> subprocess.Popen[bytes]:
     wild = [sys.executable, str(folder / "wild.py"), "2", str(folder / "pids"), str(life_s), str(code)]
-    command = [sys.executable, "-m", "services.cluster.ray_reaper", str(folder / "theirs"), *wild]
+    command = [sys.executable, "-m", "services.cluster.on_ray.ray_reaper", str(folder / "theirs"), *wild]
     return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 
@@ -116,6 +116,6 @@ def test_its_owner_is_done_with_daemons(folder: Path) -> None:
 
 
 def test_its_command_leaves_no_daemon(folder: Path) -> None:
-    command = [sys.executable, "-m", "services.cluster.ray_reaper", str(folder / "theirs"), "true"]
+    command = [sys.executable, "-m", "services.cluster.on_ray.ray_reaper", str(folder / "theirs"), "true"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         assert process.wait(10) == 1

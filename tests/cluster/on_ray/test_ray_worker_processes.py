@@ -13,13 +13,13 @@ from structlog.testing import capture_logs
 
 from services.cli.parse import parse
 from services.cli.ray.supervise import supervise_config
-from services.cluster.ray_worker_processes import SILENT_NODE_S, RayWorkerProcesses, digest
-from services.cluster.report import Failure, Phase
-from services.cluster.rooms import Node, declared
-from services.cluster.supervision import HostLostError, NoRoomError, UnresponsiveError
+from services.cluster.on_ray.ray_worker_processes import SILENT_NODE_S, RayWorkerProcesses, digest
+from services.cluster.on_ray.rooms import Node, declared
+from services.cluster.supervision.report import Failure, Phase
+from services.cluster.supervision.supervisor import HostLostError, NoRoomError, UnresponsiveError
 from services.common.config.cluster import ClusterConfig
 from services.common.config.worker import EngineConfig, WorkerConfig
-from tests.cluster.fake_ray import FakeRay, fake_ray
+from tests.cluster.on_ray.fake_ray import FakeRay, fake_ray
 
 SECRETS = {name: f"{name}-that-nobody-else-may-know" for name in ("cluster", "prefix")}
 # Ids of nodes.

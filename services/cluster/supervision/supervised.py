@@ -6,8 +6,8 @@ import asyncio
 from abc import ABC, abstractmethod
 
 from baton.base.errors import BatonError, ErrorKind
-from services.cluster.report import ClusterStatus
-from services.cluster.supervision import Supervision
+from services.cluster.supervision.report import ClusterStatus
+from services.cluster.supervision.supervisor import Supervision
 from services.common.config.cluster import ClusterConfig
 
 

@@ -15,12 +15,12 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from services.cluster.gpu_sharing import gpu_workers, least_used_gpus
-from services.cluster.ray_calls import CREATE_S, ActorGoneError, call_actor, find_actor, in_thread
-from services.cluster.report import Phase, Report
-from services.cluster.rooms import MAX_PLACES, Node, find_room, first_free_place
-from services.cluster.supervision import HostLostError, NoRoomError, UnresponsiveError
-from services.cluster.worker_actor import WorkerActor
+from services.cluster.gpus.gpu_sharing import gpu_workers, least_used_gpus
+from services.cluster.on_ray.ray_calls import CREATE_S, ActorGoneError, call_actor, find_actor, in_thread
+from services.cluster.on_ray.rooms import MAX_PLACES, Node, find_room, first_free_place
+from services.cluster.on_ray.worker_actor import WorkerActor
+from services.cluster.supervision.report import Phase, Report
+from services.cluster.supervision.supervisor import HostLostError, NoRoomError, UnresponsiveError
 from services.common.config.cluster import ClusterConfig
 from services.common.config.types import Role
 from services.common.config.worker import WorkerConfig

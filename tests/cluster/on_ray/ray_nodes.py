@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.cluster.ray_node import STARTED, free_ports
+from services.cluster.on_ray.ray_node import STARTED, free_ports
 from services.common.processes.process_tree import descendants
 
 START_S = 60.0

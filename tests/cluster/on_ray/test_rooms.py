@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cluster.rooms import MAX_PLACES, Node, declared, find_room, first_free_place
+from services.cluster.on_ray.rooms import MAX_PLACES, Node, declared, find_room, first_free_place
 from services.common.config.types import Role
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
