@@ -12,7 +12,7 @@ from typing import get_args
 
 import pytest
 
-from services.common.config.tree import settings_of
+from services.common.config.settings_tree.listing import settings_of
 from services.common.config.types import Audience
 from tools import fields_page, settings_page
 from tools.metrics_page import FAMILIES, PAGE, with_tables

@@ -12,7 +12,7 @@ import pytest
 
 from baton.request_fields.table import FIELDS
 from services.cli.commands import COMMANDS, GROUPS
-from services.common.config.tree import settings_of
+from services.common.config.settings_tree.listing import settings_of
 from tools.metrics_page import FAMILIES
 
 ROOT = Path(__file__).parents[1]

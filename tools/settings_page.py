@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.common.config.tree import Setting, settings_of
+from services.common.config.settings_tree.listing import Setting, settings_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 # The sections of the tree that each table has; what is directly at the root has the table "cluster".

@@ -50,7 +50,7 @@ from bench.processes import Usage, cluster_processes, put_on
 from services.cli.up.local_cluster import LocalCluster, Programs
 from services.common.config.cluster import SupervisionSettings
 from services.common.config.router import RouterSettings
-from services.common.config.settings import Settings
+from services.common.config.settings_tree.settings import Settings
 from services.common.config.worker import EngineConfig
 
 MODEL = "fake"

@@ -18,8 +18,8 @@ import yaml
 
 from deploy.helm.values_comments import CHART, read_values
 from services.common.config.router import RouterSettings
+from services.common.config.settings_tree.listing import without_links
 from services.common.config.transfer import TransferConfig
-from services.common.config.tree import without_links
 from services.common.config.types import StrictModel
 from services.common.config.worker import EngineConfig
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from services.cli.common import extras
 
 if TYPE_CHECKING:
-    from services.common.config.settings import Settings
+    from services.common.config.settings_tree.settings import Settings
 
 Run = Callable[[argparse.Namespace], int]
 

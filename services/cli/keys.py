@@ -22,10 +22,10 @@ from services.cli.common import extras
 from services.cli.common.console import console
 from services.cli.common.messages import notify
 from services.cli.status.view import plain_table
-from services.common.config import reader
-from services.common.config.reader import first_problem, invalid
-from services.common.config.secret_files import read_secret_file
-from services.common.config.views import KEYS
+from services.common.config.settings_tree import reader
+from services.common.config.settings_tree.reader import first_problem, invalid
+from services.common.config.settings_tree.secret_files import read_secret_file
+from services.common.config.settings_tree.views import KEYS
 
 if TYPE_CHECKING:
     from baton.state.redis_keys import RedisKeyStore

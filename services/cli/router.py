@@ -10,12 +10,12 @@ from services.cli.common import extras, process_configs
 from services.cli.common.become import become
 from services.cli.common.messages import warn
 from services.cli.up.model_folder import model_of
-from services.common.config import reader
-from services.common.config.reader import invalid
 from services.common.config.router import RouterConfig, check_public_access
-from services.common.config.secret_files import read_journal_key
+from services.common.config.settings_tree import reader
+from services.common.config.settings_tree.reader import invalid
+from services.common.config.settings_tree.secret_files import read_journal_key
+from services.common.config.settings_tree.views import ROUTER
 from services.common.config.state import NO_STATE, StateConfig
-from services.common.config.views import ROUTER
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -16,11 +16,11 @@ from services.cli.common.messages import warn
 from services.cli.common.place import add_place_flags, host_of, listen_host_of, name_of
 from services.cli.up.local_cluster import ROLES
 from services.cli.up.model_folder import DEMO, model_of, require_weights
-from services.common.config import reader
-from services.common.config.reader import invalid
-from services.common.config.settings import Settings
+from services.common.config.settings_tree import reader
+from services.common.config.settings_tree.reader import invalid
+from services.common.config.settings_tree.settings import Settings
+from services.common.config.settings_tree.views import WORKER, WORKER_WITH_FILE
 from services.common.config.state import StateConfig
-from services.common.config.views import WORKER, WORKER_WITH_FILE
 from services.common.config.worker import WorkerConfig
 
 

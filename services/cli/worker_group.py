@@ -12,12 +12,12 @@ from services.cli.common.become import become_group
 from services.cli.common.messages import warn
 from services.cli.common.place import add_place_flags, host_of, listen_host_of, name_of
 from services.cli.up.model_folder import model_of, require_weights
-from services.common.config import reader
 from services.common.config.cluster import ClusterConfig
-from services.common.config.reader import invalid
-from services.common.config.settings import Settings
+from services.common.config.settings_tree import reader
+from services.common.config.settings_tree.reader import invalid
+from services.common.config.settings_tree.settings import Settings
+from services.common.config.settings_tree.views import WORKER_GROUP
 from services.common.config.types import Role
-from services.common.config.views import WORKER_GROUP
 from services.common.config.worker import WorkerConfig
 
 MOST_WORKERS = 16

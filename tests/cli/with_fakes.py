@@ -17,7 +17,7 @@ from baton.base.errors import BatonError, ErrorKind
 from services.cli.common.messages import notify
 from services.cli.up.command import up
 from services.cli.up.local_cluster import Programs
-from services.common.config.settings import Settings
+from services.common.config.settings_tree.settings import Settings
 from services.common.processes.child_process import ChildError
 
 DEFAULTS = {"router": {"http_port": 0, "grpc_port": 0}, "supervision": {"ray_address": "none"}}

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.common.config.reader import read_values
+from services.common.config.settings_tree.reader import read_values
+from services.common.config.settings_tree.views import ROUTER, WORKER_WITH_FILE
 from services.common.config.tls import InternalTls
 from services.common.config.types import Role
-from services.common.config.views import ROUTER, WORKER_WITH_FILE
 from services.common.rpc.mutual_tls import mutual_tls
 from tests.hosts.addresses import addresses_of, over_ipv6
 from tests.hosts.page import count_of_fences, read_blocks

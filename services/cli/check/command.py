@@ -19,8 +19,8 @@ from services.cli.check.http_api import HttpApi
 from services.cli.check.target import Target, target_of
 from services.cli.check.tls import http_context, usable
 from services.cli.common.messages import write_line
-from services.common.config.reader import invalid
-from services.common.config.secret_files import read_secret_file
+from services.common.config.settings_tree.reader import invalid
+from services.common.config.settings_tree.secret_files import read_secret_file
 
 _TOKENS = 8
 _PROMPT = "Hello"

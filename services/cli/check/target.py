@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from baton.client.tls import Tls
-from services.common.config.reader import invalid
+from services.common.config.settings_tree.reader import invalid
 
 _ADDRESS = re.compile(r"(\[[^]]+\]|[^:\s]+):\d{1,5}")
 _TIMEOUT_S = 120.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from baton.client.tls import Tls
-from services.common.config.reader import invalid
+from services.common.config.settings_tree.reader import invalid
 
 
 def usable(tls: Tls) -> Tls:

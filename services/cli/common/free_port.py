@@ -6,7 +6,7 @@ import contextlib
 import socket
 
 from baton.base.addresses import join_address, listening_host
-from services.common.config.reader import invalid
+from services.common.config.settings_tree.reader import invalid
 
 
 def require_free(host: str, port: int, flag: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from services.common.config.variables import HOST_VARIABLE, LISTEN_VARIABLE, NAME_VARIABLE
+from services.common.config.settings_tree.variables import HOST_VARIABLE, LISTEN_VARIABLE, NAME_VARIABLE
 from services.common.config.worker import WorkerConfig
 
 _HOST: str = WorkerConfig.model_fields["host"].default

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from services.common.config.ports import check_port_ranges
-from services.common.config.reader import first_problem, invalid
 from services.common.config.router import RouterConfig
-from services.common.config.settings import Settings
+from services.common.config.settings_tree.reader import first_problem, invalid
+from services.common.config.settings_tree.settings import Settings
 from services.common.config.state import NO_STATE, StateConfig
 from services.common.config.types import Role
 from services.common.config.worker import WorkerConfig

@@ -15,7 +15,7 @@ from services.cli.status.view import worker_table
 from services.cli.up.command import STOP_MARGIN_S, StopSignals, notify_left, require_free_ports
 from services.cli.up.local_cluster import Addresses, LocalCluster, Programs
 from services.cli.up.model_folder import DEMO, RANDOM
-from services.common.config.settings import Settings
+from services.common.config.settings_tree.settings import Settings
 from services.common.processes.no_process_left import no_process_left
 
 # Defaults of this command: any free ports, and few log lines.

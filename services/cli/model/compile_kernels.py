@@ -17,10 +17,10 @@ from baton.device.kernel_files.manifest import SHIPPED_VARIABLE, KernelManifest
 from services.cli.common import extras, process_configs
 from services.cli.common.messages import write_line
 from services.cli.up.model_folder import model_and_name, require_weights
-from services.common.config import reader
-from services.common.config.reader import invalid, nearest
+from services.common.config.settings_tree import reader
+from services.common.config.settings_tree.reader import invalid, nearest
+from services.common.config.settings_tree.views import KERNELS
 from services.common.config.transfer import TransferConfig
-from services.common.config.views import KERNELS
 from services.common.config.worker import WorkerConfig
 from services.common.processes.child_process import Child
 

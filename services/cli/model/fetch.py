@@ -17,11 +17,11 @@ from services.cli.common import extras
 from services.cli.common.messages import notify
 from services.cli.model import hub
 from services.cli.model.folder import has_manifest, is_complete, verify, write_manifest
-from services.common.config import reader
-from services.common.config.reader import invalid
-from services.common.config.secret_files import read_secret_file
-from services.common.config.settings import ModelSource
-from services.common.config.views import FETCH_MODEL
+from services.common.config.settings_tree import reader
+from services.common.config.settings_tree.reader import invalid
+from services.common.config.settings_tree.secret_files import read_secret_file
+from services.common.config.settings_tree.settings import ModelSource
+from services.common.config.settings_tree.views import FETCH_MODEL
 
 _LOCK_POLL_S = 0.5
 

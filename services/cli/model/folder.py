@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.base.errors import BatonError, ErrorKind
-from services.common.config.settings import ModelSource
+from services.common.config.settings_tree.settings import ModelSource
 
 MANIFEST = ".baton-model.json"
 _CHUNK = 8 << 20

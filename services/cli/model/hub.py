@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from baton.base.errors import BatonError, ErrorKind
 from services.cli.model.folder import HubFile, HubFiles
-from services.common.config.settings import ModelSource
+from services.common.config.settings_tree.settings import ModelSource
 
 # No code and no pickled weights; besides the top folder only that of templates, as no other is read.
 _TOKENIZER = ("*.json", "*.jinja", "tokenizer.model")

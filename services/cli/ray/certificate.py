@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from services.cli.common import extras
-from services.common.config.reader import invalid
+from services.common.config.settings_tree.reader import invalid
 
 # Ray's processes of a node also call each other by these.
 _LOOPBACK = ("127.0.0.1", "localhost")

@@ -17,14 +17,14 @@ from services.cli.common.become import become_group
 from services.cli.common.messages import warn
 from services.cli.common.place import add_place_flags, host_of, listen_host_of, name_of
 from services.cli.up.model_folder import DEMO, model_and_name
-from services.common.config import reader
 from services.common.config.cluster import ClusterConfig
-from services.common.config.reader import invalid
-from services.common.config.secrets import read_secret_files
-from services.common.config.settings import Settings
+from services.common.config.settings_tree import reader
+from services.common.config.settings_tree.reader import invalid
+from services.common.config.settings_tree.secrets import read_secret_files
+from services.common.config.settings_tree.settings import Settings
+from services.common.config.settings_tree.views import SUPERVISE
 from services.common.config.state import NO_STATE, StateConfig
 from services.common.config.types import Role
-from services.common.config.views import SUPERVISE
 from services.common.config.worker import WorkerConfig
 
 # Workers of a Ray node, each with ports of its own.

@@ -19,8 +19,8 @@ from typing import TypeVar
 from services.cli.common.free_port import require_free
 from services.cli.common.messages import notify, write_line
 from services.cli.up.local_cluster import Addresses, LocalCluster, Programs, first_of
-from services.common.config.reader import invalid
-from services.common.config.settings import Settings
+from services.common.config.settings_tree.reader import invalid
+from services.common.config.settings_tree.settings import Settings
 from services.common.processes.no_process_left import no_process_left
 
 T = TypeVar("T")

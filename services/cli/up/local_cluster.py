@@ -25,7 +25,7 @@ from services.cli.up.embedded_redis import EmbeddedRedis
 from services.cli.up.router_process import RouterProcess
 from services.common.config.cluster import ClusterConfig
 from services.common.config.router import RouterConfig
-from services.common.config.settings import Settings
+from services.common.config.settings_tree.settings import Settings
 from services.common.config.state import NO_STATE, StateConfig
 from services.common.config.types import Role
 from services.common.config.worker import WorkerConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import baton
 from baton.engine.model.source import resolve_model
-from services.common.config.reader import invalid
-from services.common.config.settings import Settings
+from services.common.config.settings_tree.reader import invalid
+from services.common.config.settings_tree.settings import Settings
 from services.common.config.worker import Weights
 
 DEMO, RANDOM = "demo", "random"

@@ -10,12 +10,12 @@ from baton.base.addresses import is_loopback
 from baton.base.cluster_auth import SECRET_VARIABLE
 from services.cli.common import extras, process_configs
 from services.cli.common.messages import warn
-from services.common.config import reader
-from services.common.config.reader import invalid
 from services.common.config.router import check_public_access
-from services.common.config.settings import Settings
+from services.common.config.settings_tree import reader
+from services.common.config.settings_tree.reader import invalid
+from services.common.config.settings_tree.settings import Settings
+from services.common.config.settings_tree.views import UP
 from services.common.config.state import NO_STATE
-from services.common.config.views import UP
 
 # Longest drain: what is left is killed 5 s after it, and container platforms wait for 30 s.
 _LONGEST_DRAIN_S = 24.0

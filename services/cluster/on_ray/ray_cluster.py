@@ -26,7 +26,7 @@ from services.cluster.on_ray.rooms import declared
 from services.cluster.supervision.supervised import SupervisedCluster
 from services.cluster.supervision.supervisor import Supervision, UnresponsiveError
 from services.common.config.cluster import ClusterConfig
-from services.common.config.secrets import secrets_of, without_secrets
+from services.common.config.settings_tree.secrets import secrets_of, without_secrets
 from services.common.observability.logs import get_log
 
 _log = get_log("ray")

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.base.python_module import SAFE_PATH, python_module
-from services.common.config.secrets import VARIABLES
+from services.common.config.settings_tree.secrets import VARIABLES
 from services.common.processes.run_folder import FOLDER_VARIABLE
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; Baton stores no objects in it

@@ -16,7 +16,7 @@ from services.cluster.on_ray.stderr_forwarding import use_shared_stderr
 from services.cluster.supervision.report import Phase
 from services.cluster.supervision.worker_process import WorkerProcess
 from services.common.config.cluster import ClusterConfig
-from services.common.config.secrets import find_secrets, with_secrets
+from services.common.config.settings_tree.secrets import find_secrets, with_secrets
 from services.common.config.worker import WorkerConfig
 from services.common.observability.logs import configure_logs, get_log
 from services.common.processes.run_folder import RunFolder

@@ -17,7 +17,7 @@ import yaml
 from baton.base.errors import BatonError, ErrorKind
 from services.cli.main import main
 from services.cli.model.fetch import fetch
-from services.common.config.settings import ModelSource
+from services.common.config.settings_tree.settings import ModelSource
 from tests.support.fake_hub import COMMIT, FakeHub, serving
 
 SOURCE = ModelSource(hub_id="owner/model")

@@ -9,7 +9,7 @@ import pytest
 
 from baton.base.errors import BatonError
 from services.cli.up.model_folder import demo_folder, with_model
-from services.common.config.settings import Settings
+from services.common.config.settings_tree.settings import Settings
 
 
 def test_without_a_model_the_demo_model_is_served() -> None:

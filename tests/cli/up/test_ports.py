@@ -10,7 +10,7 @@ import pytest
 from baton.base.errors import BatonError
 from services.cli.main import main
 from services.cli.up.command import require_free_ports
-from services.common.config.settings import Settings
+from services.common.config.settings_tree.settings import Settings
 
 
 @pytest.fixture

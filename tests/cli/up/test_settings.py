@@ -23,7 +23,7 @@ from services.cli.up.local_cluster import (
     worker_configs,
 )
 from services.common.config.router import RouterConfig
-from services.common.config.settings import Settings
+from services.common.config.settings_tree.settings import Settings
 from services.common.config.state import StateConfig
 from services.common.config.worker import WorkerConfig
 

@@ -16,7 +16,7 @@ import pytest
 
 from services.cluster.on_ray import ray_node
 from services.cluster.on_ray.ray_node import RayNode, free_ports
-from services.common.config.reader import read_secrets
+from services.common.config.settings_tree.reader import read_secrets
 from services.common.processes.process_tree import descendants
 
 # What Ray does to its folder, and the address that it prints.

@@ -14,7 +14,7 @@ from baton.base.errors import BatonError, ErrorKind
 from services.cli.up import settings
 from services.cli.up.local_cluster import router_config
 from services.common.config.router import RouterConfig, check_public_access
-from services.common.config.settings import Settings
+from services.common.config.settings_tree.settings import Settings
 from services.common.config.tls import Auth
 from services.router.app import Router
 from tests.router.conftest import SiteMaker

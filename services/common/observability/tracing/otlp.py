@@ -19,7 +19,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from baton.base.errors import BatonError, ErrorKind
-from services.common.config.secret_files import read_secret_file
+from services.common.config.settings_tree.secret_files import read_secret_file
 from services.common.config.tracing import TracingSettings
 from services.common.observability.tracing.span import Span
 

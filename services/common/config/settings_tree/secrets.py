@@ -15,8 +15,8 @@ from pathlib import Path
 from baton.base.cluster_auth import prefix_secret
 from baton.base.errors import BatonError, ErrorKind
 from services.common.config.cluster import ClusterConfig
-from services.common.config.reader import SECRETS, read_secrets
-from services.common.config.secret_files import read_secret_file, read_shared_secret
+from services.common.config.settings_tree.reader import SECRETS, read_secrets
+from services.common.config.settings_tree.secret_files import read_secret_file, read_shared_secret
 from services.common.config.worker import WorkerConfig
 
 VARIABLES: Mapping[str, str] = {name: f"BATON_{name.upper()}" for name in SECRETS}

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from baton.base.errors import BatonError, ErrorKind
 from services.common.config.cluster import ClusterConfig
-from services.common.config.reader import SECRETS, read_secrets
-from services.common.config.secrets import (
+from services.common.config.settings_tree.reader import SECRETS, read_secrets
+from services.common.config.settings_tree.secrets import (
     VARIABLES,
     find_secrets,
     secrets_of,

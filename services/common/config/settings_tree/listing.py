@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from baton.base.cluster_auth import SECRET_VARIABLE
-from services.common.config.settings import Settings
+from services.common.config.settings_tree.settings import Settings
 
 _DECISION = re.compile(r" \(\[\d{4}\]\([^)]*\)\)")
 _LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")

@@ -11,12 +11,12 @@ import pytest
 
 from baton.base.errors import BatonError
 from services.cli.main import main
-from services.common.config import reader
-from services.common.config.settings import Settings
-from services.common.config.tree import settings_of
+from services.common.config.settings_tree import reader
+from services.common.config.settings_tree.listing import settings_of
+from services.common.config.settings_tree.settings import Settings
+from services.common.config.settings_tree.variables import is_service_link, unknown_variables
+from services.common.config.settings_tree.views import ROUTER, SUPERVISE, UP, WORKER, WORKER_GROUP, View
 from services.common.config.types import StrictModel, setting
-from services.common.config.variables import is_service_link, unknown_variables
-from services.common.config.views import ROUTER, SUPERVISE, UP, WORKER, WORKER_GROUP, View
 
 
 def read(view: View, *flags: str, file: Any = None, folder: Path, **env: str) -> Settings:

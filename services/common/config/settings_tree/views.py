@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from services.common.config.tree import Setting, settings_of
+from services.common.config.settings_tree.listing import Setting, settings_of
 
 # Secrets that a file of their own can hold, by the setting that names the file.
 SECRET_FILES = {

@@ -17,11 +17,11 @@ import yaml
 from pydantic import ValidationError
 
 from baton.base.errors import BatonError, ErrorKind
-from services.common.config.secret_files import read_secret_file, read_shared_secret
-from services.common.config.settings import Settings
-from services.common.config.tree import Setting, settings_of, without_links
-from services.common.config.variables import is_service_link, unknown_variables
-from services.common.config.views import SECRET_FILES, View
+from services.common.config.settings_tree.listing import Setting, settings_of, without_links
+from services.common.config.settings_tree.secret_files import read_secret_file, read_shared_secret
+from services.common.config.settings_tree.settings import Settings
+from services.common.config.settings_tree.variables import is_service_link, unknown_variables
+from services.common.config.settings_tree.views import SECRET_FILES, View
 
 # Secrets that a `secrets_file` holds together, by name.
 SECRETS: Mapping[str, str] = {path.rpartition(".")[2]: path for path in SECRET_FILES}
