@@ -11,9 +11,9 @@ Ray nor services.
 from baton.state.journal import Journal, Receipt
 from baton.state.lease import Lease
 from baton.state.prefix_publisher import PrefixPublisher
-from baton.state.records import JournalRecord, Member, new_incarnation
-from baton.state.seal import new_journal_key
 from baton.state.state import State
+from baton.state.stores.records import JournalRecord, Member, new_incarnation
+from baton.state.stores.seal import new_journal_key
 from baton.state.view import View
 
 __all__ = [

@@ -16,9 +16,9 @@ from itertools import islice
 from baton.base.errors import BatonError
 from baton.base.structured_logs import structlog
 from baton.state.client.counters import Counters
-from baton.state.records import JournalRecord, JournalWrite
-from baton.state.seal import Seal
-from baton.state.stores import JournalStore
+from baton.state.stores.protocols import JournalStore
+from baton.state.stores.records import JournalRecord, JournalWrite
+from baton.state.stores.seal import Seal
 
 MAX_PENDING = 4096
 _RETRY_S = 0.5

@@ -17,8 +17,8 @@ from typing import Protocol
 from baton.base.api_keys import ApiKey
 from baton.base.errors import BatonError
 from baton.base.structured_logs import structlog
-from baton.state.keys import POLL_S
-from baton.state.redis_keys import KeyListing
+from baton.state.stores.key_names import POLL_S
+from baton.state.stores.redis_api_keys import KeyListing
 
 _log = structlog.get_logger(part="state")
 

@@ -8,9 +8,9 @@ import random
 from baton.base.errors import BatonError, NameTakenError
 from baton.base.structured_logs import structlog
 from baton.state.client.counters import Counters
-from baton.state.keys import LEASE_S, RENEW_S
-from baton.state.records import Member
-from baton.state.stores import Registry
+from baton.state.stores.key_names import LEASE_S, RENEW_S
+from baton.state.stores.protocols import Registry
+from baton.state.stores.records import Member
 
 # Pause after a failed renewal; randomised, so that processes do not retry at the same time.
 _RETRY_S = 0.4

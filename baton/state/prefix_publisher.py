@@ -12,8 +12,8 @@ from itertools import islice
 
 from baton.base.errors import BatonError
 from baton.state.client.counters import Counters
-from baton.state.keys import PREFIX_TOUCH_S
-from baton.state.stores import MAX_DELTA, PrefixIndex
+from baton.state.stores.key_names import PREFIX_TOUCH_S
+from baton.state.stores.protocols import MAX_DELTA, PrefixIndex
 
 # Changes are collected for this long.
 _BATCH_DELAY_S = 0.1

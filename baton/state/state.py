@@ -21,19 +21,19 @@ from baton.state.client.connection import Connection
 from baton.state.client.counters import Counters
 from baton.state.journal import Journal
 from baton.state.key_view import KeyView
-from baton.state.keys import Keys
 from baton.state.lease import Lease
 from baton.state.prefix_publisher import PrefixPublisher
-from baton.state.records import Member
-from baton.state.redis_journal import RedisJournalStore
-from baton.state.redis_keys import RedisKeyStore
-from baton.state.redis_prefix_index import RedisPrefixIndex
-from baton.state.redis_quotas import RedisQuotas
-from baton.state.redis_registry import RedisRegistry
-from baton.state.redis_responses import RedisResponses
-from baton.state.response_seal import ResponseSeal
-from baton.state.seal import Seal, new_journal_key
-from baton.state.stores import JournalStore, PrefixIndex, Quotas, Registry, ResponseStore
+from baton.state.stores.key_names import Keys
+from baton.state.stores.protocols import JournalStore, PrefixIndex, Quotas, Registry, ResponseStore
+from baton.state.stores.records import Member
+from baton.state.stores.redis_api_keys import RedisKeyStore
+from baton.state.stores.redis_journal import RedisJournalStore
+from baton.state.stores.redis_prefix_index import RedisPrefixIndex
+from baton.state.stores.redis_quotas import RedisQuotas
+from baton.state.stores.redis_registry import RedisRegistry
+from baton.state.stores.redis_responses import RedisResponses
+from baton.state.stores.response_seal import ResponseSeal
+from baton.state.stores.seal import Seal, new_journal_key
 from baton.state.view import View
 
 NAMESPACE = "baton"

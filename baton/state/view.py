@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from baton.base.errors import BatonError
-from baton.state.keys import LEASE_S, POLL_S
-from baton.state.records import Listed, Listing, Member
-from baton.state.stores import Registry
+from baton.state.stores.key_names import LEASE_S, POLL_S
+from baton.state.stores.protocols import Registry
+from baton.state.stores.records import Listed, Listing, Member
 
 
 class Roster:

@@ -28,7 +28,7 @@ from services.common.config.settings_tree.secret_files import read_secret_file
 from services.common.config.settings_tree.views import KEYS
 
 if TYPE_CHECKING:
-    from baton.state.redis_keys import RedisKeyStore
+    from baton.state.stores.redis_api_keys import RedisKeyStore
 
 _PREFIX = "sk-baton-"
 _RANDOM_BYTES = 32

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from baton.base.errors import BatonError, ErrorKind, NameTakenError
 from baton.state import JournalRecord, Member, State, new_incarnation
-from baton.state.records import JournalWrite
-from baton.state.stores import MAX_DELTA, MAX_LOOKUP_BLOCKS
+from baton.state.stores.protocols import MAX_DELTA, MAX_LOOKUP_BLOCKS
+from baton.state.stores.records import JournalWrite
 from tests.state.journal_reader import open_ids, read_journal, stored_entry
 
 SHORT_S = 0.2

@@ -17,9 +17,9 @@ from baton.state import JournalRecord, State
 from baton.state import state as state_module
 from baton.state.client.connection import NOW, Connection
 from baton.state.journal import Journal
-from baton.state.keys import Keys
-from baton.state.redis_journal import RedisJournalStore
-from baton.state.seal import Seal
+from baton.state.stores.key_names import Keys
+from baton.state.stores.redis_journal import RedisJournalStore
+from baton.state.stores.seal import Seal
 
 _NONCE = slice(1, 13)
 _OPEN = NOW + "return redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf')"

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from baton.base.errors import BatonError, ErrorKind, NameTakenError
 from baton.state.client.counters import Counters
-from baton.state.keys import FORGET_MEMBER_S, PREFIX_S
-from baton.state.records import JournalWrite, Kept, Listed, Listing, Member
-from baton.state.seal import new_journal_key
 from baton.state.state import State
-from baton.state.stores import MAX_DELTA, MAX_LOOKUP_BLOCKS, MAX_LOOKUP_HOLDERS
+from baton.state.stores.key_names import FORGET_MEMBER_S, PREFIX_S
+from baton.state.stores.protocols import MAX_DELTA, MAX_LOOKUP_BLOCKS, MAX_LOOKUP_HOLDERS
+from baton.state.stores.records import JournalWrite, Kept, Listed, Listing, Member
+from baton.state.stores.seal import new_journal_key
 from tests.state.journal_reader import JournalEntry, ReadableSeal, readable
 
 

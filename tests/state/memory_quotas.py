@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.state.keys import QUOTA_LEASE_S
-from baton.state.records import BucketAsk, QuotaAsk, QuotaGrant, Rebalance, SlotAsk
+from baton.state.stores.key_names import QUOTA_LEASE_S
+from baton.state.stores.records import BucketAsk, QuotaAsk, QuotaGrant, Rebalance, SlotAsk
 
 
 @dataclass

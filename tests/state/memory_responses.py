@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.state.redis_responses import TOMBSTONE_S
+from baton.state.stores.redis_responses import TOMBSTONE_S
 
 
 class MemoryResponses:

@@ -17,8 +17,8 @@ from baton.base.cluster_auth import KeyProof
 from baton.base.errors import BatonError, ErrorKind
 from baton.state import State
 from baton.state.key_view import KeyView
-from baton.state.keys import Keys
-from baton.state.redis_keys import KeyListing, RedisKeyStore
+from baton.state.stores.key_names import Keys
+from baton.state.stores.redis_api_keys import KeyListing, RedisKeyStore
 from tests.router.tenants.clock import Clock
 from tests.state.opened import open_state
 from tests.state.raw import Raw, raw

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton.state import State
-from baton.state.seal import new_journal_key
+from baton.state.stores.seal import new_journal_key
 from tests.state.contract import (
     JournalContract,
     PrefixIndexContract,

@@ -14,8 +14,8 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.state import JournalRecord, new_journal_key
 from baton.state.client.counters import Counters
 from baton.state.journal import MAX_BATCH, MAX_BATCH_TOKENS, Journal
-from baton.state.records import JournalWrite
-from baton.state.seal import Seal
+from baton.state.stores.records import JournalWrite
+from baton.state.stores.seal import Seal
 from tests.state.journal_reader import JournalEntry, ReadableJournal, ReadableSeal, read_journal
 
 MAX_PENDING = 8

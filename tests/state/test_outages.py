@@ -14,7 +14,7 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.state import JournalRecord, State, View, new_incarnation
 from baton.state.client.connection import CALL_S
 from baton.state.embedded import EmbeddedServer
-from baton.state.keys import LEASE_S, POLL_S, Keys
+from baton.state.stores.key_names import LEASE_S, POLL_S, Keys
 from tests.state.contract import member
 from tests.state.memory import memory_state
 from tests.state.opened import open_state

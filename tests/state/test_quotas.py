@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton.base.errors import BatonError
-from baton.state.records import BucketAsk, QuotaAsk, SlotAsk
-from baton.state.stores import MAX_REBALANCED, Quotas
+from baton.state.stores.protocols import MAX_REBALANCED, Quotas
+from baton.state.stores.records import BucketAsk, QuotaAsk, SlotAsk
 from tests.state.memory_quotas import MemoryQuotas
 from tests.state.opened import open_state
 

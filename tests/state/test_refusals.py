@@ -13,8 +13,8 @@ from redis._parsers.base import BaseParser
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.state.client.connection import translate
-from baton.state.keys import LEASE_S
 from baton.state.state import State
+from baton.state.stores.key_names import LEASE_S
 from tests.state.contract import member
 from tests.state.raw import raw
 from tests.state.test_quotas import Router

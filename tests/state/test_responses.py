@@ -11,10 +11,10 @@ import pytest
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.state.embedded import EmbeddedServer
-from baton.state.keys import Keys
-from baton.state.response_seal import ResponseSeal
-from baton.state.seal import new_journal_key
-from baton.state.stores import ResponseStore
+from baton.state.stores.key_names import Keys
+from baton.state.stores.protocols import ResponseStore
+from baton.state.stores.response_seal import ResponseSeal
+from baton.state.stores.seal import new_journal_key
 from tests.state.memory_responses import MemoryResponses
 from tests.state.opened import open_state
 from tests.state.raw import raw

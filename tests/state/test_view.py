@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.state.records import Listed, Listing
+from baton.state.stores.records import Listed, Listing
 from baton.state.view import Roster
 from tests.state.contract import member
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Sized
 from typing import TypeVar
 
 from baton.base.errors import BatonError, ErrorKind, FieldError
-from baton.state.stores import ResponseStore
+from baton.state.stores.protocols import ResponseStore
 from services.common.config.router import ResponseStorage
 from services.common.observability.logs import get_log
 from services.router.conversations.record import StoredResponse

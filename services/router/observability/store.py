@@ -12,7 +12,7 @@ from baton.base.api_keys import ApiKey
 from baton.base.errors import BatonError, ErrorKind
 from baton.state import Journal, Member, State
 from baton.state.key_view import KeyView
-from baton.state.stores import Quotas
+from baton.state.stores.protocols import Quotas
 from baton.v1.admin_pb2 import StoreStatus
 from services.common.config.router import ResponseStorage
 from services.common.config.state import StateConfig

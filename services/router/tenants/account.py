@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.state.records import QuotaAsk, QuotaGrant, SlotAsk
+from baton.state.stores.records import QuotaAsk, QuotaGrant, SlotAsk
 from services.router.tenants.leased_bucket import LeasedBucket
 from services.router.tenants.tenants_file import TenantLimits
 from services.router.tenants.token_bucket import TokenBucket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton.state.records import BucketAsk
+from baton.state.stores.records import BucketAsk
 
 # Seconds between two rebalances of the leases.
 REBALANCE_S = 0.5

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 
 from baton.base.errors import BatonError
-from baton.state.stores import MAX_REBALANCED, Quotas
+from baton.state.stores.protocols import MAX_REBALANCED, Quotas
 from services.router.tenants.account import TenantAccount
 from services.router.tenants.leased_bucket import REBALANCE_S
 

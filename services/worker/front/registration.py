@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from baton.state import PrefixPublisher
-    from baton.state.records import Kept
+    from baton.state.stores.records import Kept
     from baton.v1.engine_pb2 import PrefixesEvent
     from baton.v1.worker_pb2 import DescribeResponse
     from services.common.config.state import StateConfig

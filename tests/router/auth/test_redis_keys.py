@@ -15,7 +15,7 @@ from baton.base.api_keys import ApiKey, key_hash
 from baton.base.errors import BatonError, ErrorKind
 from baton.state.embedded import EmbeddedServer
 from baton.state.key_view import KeyView
-from baton.state.redis_keys import KeyListing
+from baton.state.stores.redis_api_keys import KeyListing
 from services.common.config.tls import Auth
 from services.router.auth.redis_keys import RedisKeys
 from services.router.auth.tenant_keys import TenantKeys

@@ -14,7 +14,7 @@ import pytest
 from baton.base.errors import BatonError
 from baton.state import State
 from baton.state.embedded import EmbeddedServer
-from baton.state.stores import Quotas
+from baton.state.stores.protocols import Quotas
 from services.router.tenants.account import CallCost, Permit, TenantAccount
 from services.router.tenants.leased_bucket import REBALANCE_S
 from services.router.tenants.leases import QuotaLeases

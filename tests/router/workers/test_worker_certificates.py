@@ -12,7 +12,7 @@ import pytest
 
 from baton.base.cluster_auth import CertificateProof, secret_name
 from baton.state import Member
-from baton.state.records import new_incarnation
+from baton.state.stores.records import new_incarnation
 from baton.tls.mutual import MutualTls
 from baton.v1.types_pb2 import WorkerRole
 from baton.v1.worker_pb2 import DescribeRequest

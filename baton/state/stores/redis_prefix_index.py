@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from baton.base.errors import BatonError, ErrorKind
 from baton.state.client.connect import Argument
 from baton.state.client.connection import Connection
-from baton.state.keys import PREFIX_S, Keys
-from baton.state.stores import MAX_DELTA, MAX_LOOKUP_BLOCKS, MAX_LOOKUP_HOLDERS
+from baton.state.stores.key_names import PREFIX_S, Keys
+from baton.state.stores.protocols import MAX_DELTA, MAX_LOOKUP_BLOCKS, MAX_LOOKUP_HOLDERS
 
 # Adds before it removes: a server with full memory refuses a script only at its first write.
 _APPLY = """

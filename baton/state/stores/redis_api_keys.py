@@ -23,7 +23,7 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.base.structured_logs import structlog
 from baton.state.client.connect import Argument
 from baton.state.client.connection import Connection
-from baton.state.keys import Keys
+from baton.state.stores.key_names import Keys
 
 MAX_KEYS = 10_000
 # How often a change is tried while others change the keys too.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from baton.state.records import JournalWrite, Kept, Listing, Member, QuotaAsk, Rebalance
+from baton.state.stores.records import JournalWrite, Kept, Listing, Member, QuotaAsk, Rebalance
 
 # Most changes of one `apply`, and most blocks and holders of one lookup.
 MAX_DELTA = 1024

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from baton.base.errors import BatonError, ErrorKind
 from baton.state.client.connect import Argument
 from baton.state.client.connection import NOW, Connection
-from baton.state.keys import Keys
-from baton.state.records import JournalWrite
+from baton.state.stores.key_names import Keys
+from baton.state.stores.records import JournalWrite
 
 # A server with full memory refuses this script if its first write is an append, and runs it if it is a close.
 _WRITE = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from baton.base.errors import BatonError, ErrorKind
 from baton.state.client.connect import Argument
 from baton.state.client.connection import NOW, Connection
-from baton.state.keys import Keys
-from baton.state.response_seal import ResponseSeal
+from baton.state.stores.key_names import Keys
+from baton.state.stores.response_seal import ResponseSeal
 
 # Share of Redis's `maxmemory` up to which responses are stored: registry and journal need the rest.
 _MOST_MEMORY = 0.8

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from baton.state.seal import NONCE_BYTES, VERSION, encrypt
+from baton.state.stores.seal import NONCE_BYTES, VERSION, encrypt
 
 
 class ResponseSeal:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from baton.base.errors import BatonError, ErrorKind
 from baton.state.client.connect import Argument
 from baton.state.client.connection import NOW, Connection
-from baton.state.keys import QUOTA_LEASE_S, Keys
-from baton.state.records import QuotaAsk, QuotaGrant, Rebalance
-from baton.state.stores import MAX_REBALANCED
+from baton.state.stores.key_names import QUOTA_LEASE_S, Keys
+from baton.state.stores.protocols import MAX_REBALANCED
+from baton.state.stores.records import QuotaAsk, QuotaGrant, Rebalance
 
 _BUCKETS = 3
 # A lease that ends later than one that begins now is of a clock that has gone back, and over: its router, if

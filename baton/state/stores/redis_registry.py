@@ -12,8 +12,8 @@ from baton.base.structured_logs import structlog
 from baton.state.client.connect import Argument, Reply
 from baton.state.client.connection import NOW, Connection
 from baton.state.client.counters import Counters
-from baton.state.keys import ABANDONED_S, FORGET_MEMBER_S, MOST_LEASE_S, Keys
-from baton.state.records import Kept, Listed, Listing, Member
+from baton.state.stores.key_names import ABANDONED_S, FORGET_MEMBER_S, MOST_LEASE_S, Keys
+from baton.state.stores.records import Kept, Listed, Listing, Member
 
 _log = structlog.get_logger(part="state")
 
