@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from models.demo_training.arithmetic import sum_of, too_hard
-from models.demo_training.chatter import beyond_me, prose, small_talk
-from models.demo_training.copying import copying
-from models.demo_training.json_shapes import shaped
-from models.demo_training.retrieve import Listing, plain_listing, varied_listing
-from models.demo_training.turn import Turn, below, pick
+from models.demo_training.tasks.arithmetic import sum_of, too_hard
+from models.demo_training.tasks.chatter import beyond_me, prose, small_talk
+from models.demo_training.tasks.copying import copying
+from models.demo_training.tasks.json_shapes import shaped
+from models.demo_training.tasks.retrieve import Listing, plain_listing, varied_listing
+from models.demo_training.tasks.turn import Turn, below, pick
 from models.demo_training.vocabulary import ASSISTANT, BOS, END, SPECIAL_TOKENS, SYSTEM, USER
 
 # About what one entry of a plain list takes.

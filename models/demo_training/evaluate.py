@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from models.demo_training.exam import MAX_ANSWER_TOKENS, PARTS, questions
-from models.demo_training.turn import Turn
+from models.demo_training.tasks.turn import Turn
 
 DEMO_MODEL = Path(__file__).parents[2] / "baton" / "demo_model"
 # Prompt tokens of a batch, its padding and room for the answers included; in float32 the KV cache of 200,000

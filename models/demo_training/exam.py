@@ -8,13 +8,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from models.demo_training.arithmetic import sum_of
-from models.demo_training.chatter import beyond_me, small_talk
 from models.demo_training.conversation import TOKENS_AN_ENTRY
-from models.demo_training.copying import copying
-from models.demo_training.json_shapes import shaped
-from models.demo_training.retrieve import plain_listing
-from models.demo_training.turn import Turn
+from models.demo_training.tasks.arithmetic import sum_of
+from models.demo_training.tasks.chatter import beyond_me, small_talk
+from models.demo_training.tasks.copying import copying
+from models.demo_training.tasks.json_shapes import shaped
+from models.demo_training.tasks.retrieve import plain_listing
+from models.demo_training.tasks.turn import Turn
 
 # Roughly what heading, question and the chat template take of a prompt about a list.
 _AROUND_A_LIST = 34

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from models.demo_training.arithmetic import sum_of
-from models.demo_training.chatter import book
-from models.demo_training.copying import copying
-from models.demo_training.json_shapes import shaped
-from models.demo_training.retrieve import plain_listing, varied_listing
-from models.demo_training.words import ADJECTIVES, FIELDS, NAMES, NOUNS
+from models.demo_training.tasks.arithmetic import sum_of
+from models.demo_training.tasks.chatter import book
+from models.demo_training.tasks.copying import copying
+from models.demo_training.tasks.json_shapes import shaped
+from models.demo_training.tasks.retrieve import plain_listing, varied_listing
+from models.demo_training.tasks.words import ADJECTIVES, FIELDS, NAMES, NOUNS
 
 BOS, END, SYSTEM, USER, ASSISTANT, PAD = SPECIAL_TOKENS = (
     "<|bos|>",

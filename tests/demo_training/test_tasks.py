@@ -8,13 +8,13 @@ import re
 
 import pytest
 
-from models.demo_training import arithmetic, json_shapes
-from models.demo_training.chatter import book
-from models.demo_training.copying import copying
 from models.demo_training.exam import PARTS, questions
-from models.demo_training.json_shapes import Shape
-from models.demo_training.retrieve import plain_listing, varied_listing
-from models.demo_training.words import ADJECTIVES, FIELDS, NAMES, NOUNS
+from models.demo_training.tasks import arithmetic, json_shapes
+from models.demo_training.tasks.chatter import book
+from models.demo_training.tasks.copying import copying
+from models.demo_training.tasks.json_shapes import Shape
+from models.demo_training.tasks.retrieve import plain_listing, varied_listing
+from models.demo_training.tasks.words import ADJECTIVES, FIELDS, NAMES, NOUNS
 
 
 @pytest.mark.parametrize("part", PARTS)

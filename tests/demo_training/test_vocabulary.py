@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from models.demo_training.evaluate import DEMO_MODEL
+from models.demo_training.tasks.words import ADJECTIVES, FIELDS, NAMES, NOUNS
 from models.demo_training.vocabulary import CONTEXT, SPECIAL_TOKENS, VOCAB_SIZE, write
-from models.demo_training.words import ADJECTIVES, FIELDS, NAMES, NOUNS
 from services.router.request.request import Chat, ChatTurn
 from services.router.text.chat_template import ChatTemplate
 from services.router.text.model_info import ModelInfo

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from models.demo_training.conversation import RowMaker
 from models.demo_training.evaluate import DEMO_MODEL, Marked, ThroughCluster, Transformers, mark
 from models.demo_training.exam import retrieval
-from models.demo_training.turn import Turn
+from models.demo_training.tasks.turn import Turn
 from tests.e2e.support.cluster import Answer, Cluster, assert_all_free, baton_up
 from tests.e2e.support.own_engine import program
 from tests.e2e.support.wrong_cache import FAULTS, Fault, Harm, harmed

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from models.demo_training.evaluate import DEMO_MODEL
 from models.demo_training.exam import MAX_ANSWER_TOKENS, questions
-from models.demo_training.turn import Turn
+from models.demo_training.tasks.turn import Turn
 from tests.engine.model.test_demo_perplexity import (
     EXACT,
     FP8,

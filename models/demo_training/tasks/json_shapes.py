@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from models.demo_training.turn import Turn, below, pick
-from models.demo_training.words import ADJECTIVES, FIELDS, NOUNS
+from models.demo_training.tasks.turn import Turn, below, pick
+from models.demo_training.tasks.words import ADJECTIVES, FIELDS, NOUNS
 
 TASK = "json"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from models.demo_training.chatter import book
-from models.demo_training.turn import Turn, below, pick
-from models.demo_training.words import ADJECTIVES, LETTERS, NOUNS
+from models.demo_training.tasks.chatter import book
+from models.demo_training.tasks.turn import Turn, below, pick
+from models.demo_training.tasks.words import ADJECTIVES, LETTERS, NOUNS
 
 TASK = "copy"
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 
-from models.demo_training.turn import Turn, below, pick
+from models.demo_training.tasks.turn import Turn, below, pick
 
 TASK = "arithmetic"
 SIGNS = ("+", "-", "*")

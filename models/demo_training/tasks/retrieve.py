@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from models.demo_training.turn import Turn, below, pick
-from models.demo_training.words import ADJECTIVES, LETTERS, NAMES, NOUNS
+from models.demo_training.tasks.turn import Turn, below, pick
+from models.demo_training.tasks.words import ADJECTIVES, LETTERS, NAMES, NOUNS
 
 TASK = "retrieve"
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from models.demo_training.turn import Turn, below, pick
-from models.demo_training.words import ADJECTIVES, LETTERS, NOUNS
+from models.demo_training.tasks.turn import Turn, below, pick
+from models.demo_training.tasks.words import ADJECTIVES, LETTERS, NOUNS
 
 TASK = "small talk"
 BEYOND = "beyond me"
