@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Run
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +30,7 @@ from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel
 from baton.engine.model.weights import load_ranks, random_ranks
+from baton.engine.parallel.rank_exchange import DeviceGroup
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.plan.step_planner import StepPlanner
 from baton.engine.prefill.graphs import GraphBounds
@@ -137,32 +140,35 @@ class LocalEngine:
         ranks: int = 1,
         bounds: StepBounds | None = None,
         clock: Callable[[], float] = time.monotonic,
+        group: Callable[[Run[Model], int], DeviceGroup] | None = None,
     ) -> None:
         """`checkpoint`: the folder holds one; else a random model is made, of CONFIG with `changes`.
         `longest`: a sequence's tokens. `ring_slots`: slots that mailbox and ring are sized for; by default
-        `slots`. `ranks`: devices that divide the model; without `graph` only. `cache_dtype`: by default
-        `dtype`. `mixed`: prefill steps are by kernels, and decode steps join them, in graphs or not; with
-        `graph` only. `adaptive`: a policy chooses how many rows drafts get. `proposer`: makes what proposes
-        drafts. `lookahead_bytes`: of a lookahead table; 0: there is none. `bounds`: of prefill steps;
-        by default `chunk` tokens. `clock`: of the decode loop by graphs."""
+        `slots`. `ranks`: devices that divide the model; with `graph` prompts are computed on one, and their
+        blocks handed over. `cache_dtype`: by default `dtype`. `mixed`: prefill steps are by kernels, and
+        decode steps join them, in graphs or not; with `graph` only. `adaptive`: a policy chooses how many
+        rows drafts get. `proposer`: makes what proposes drafts. `lookahead_bytes`: of a lookahead table; 0:
+        there is none. `bounds`: of prefill steps; by default `chunk` tokens. `clock`: of the decode loop by
+        graphs. `group`: makes what the ranks of models exchange through in graphs' steps of so many rows."""
         weights_dtype = getattr(torch, dtype)
+        places = [f"cuda:{rank}" if device == "cuda" and ranks > 1 else device for rank in range(ranks)]
         cache_dtype = cache_dtype or dtype
         if checkpoint:
             config = load_config(folder)
-            weights = load_ranks(config, folder, [device] * ranks, weights_dtype)
+            weights_on = partial(load_ranks, config, folder, dtype=weights_dtype)
         else:
             folder.mkdir(exist_ok=True)
             (folder / "config.json").write_text(json.dumps(CONFIG | dict(changes or {})))
             config = load_config(folder)
-            weights = random_ranks(config, WEIGHTS_SEED, [device] * ranks, weights_dtype)
+            weights_on = partial(random_ranks, config, WEIGHTS_SEED, dtype=weights_dtype)
         layout = config.layout(block_tokens, cache_dtype)
         precision = Precision.of(weights_dtype, getattr(torch, cache_dtype))
         parts = [config.of_rank(split) for split in splits(ranks)]
         models = [
-            Model(part, mine, part.layout(block_tokens, cache_dtype), device, precision)
-            for part, mine in zip(parts, weights, strict=True)
+            Model(part, mine, part.layout(block_tokens, cache_dtype), place, precision)
+            for part, mine, place in zip(parts, weights_on(devices=places), places, strict=True)
         ]
-        model, caches = models[0], [KVCache(each.layout, blocks, device) for each in models]
+        model, caches = models[0], [KVCache(each.layout, blocks, each.device) for each in models]
         self.model = model
         self.cache, cache = caches[0], caches[0] if ranks == 1 else SplitKVCache(layout, caches)
         self.pools = BlockPools(layout, [blocks] * len(layout.groups))
@@ -171,7 +177,7 @@ class LocalEngine:
         self.memory = memory = SharedMemory.create("local-engine", rings.size)
         self.reader = rings.reader(memory)
         self.slots = SlotPool(slots)
-        widths, place = self.pools.counts_for(longest), torch.device(device)
+        widths, place = self.pools.counts_for(longest), torch.device(places[0])
         vocab = config.vocab_size
         table = LookaheadTable(slots, lookahead_bytes, vocab, place) if lookahead_bytes else None
         self.state = SlotState(slots, widths, vocab, place, rows_per_slot, lookup_tokens, table)
@@ -183,7 +189,7 @@ class LocalEngine:
             self.decode = decode_loop(
                 models, cache, self.state, rings, memory, exact=numerics == "exact", mixes=bool(mixed),
                 interpreted=True, propose=proposer and proposals_of(self.state, proposer(self.state)),
-                adaptive=adaptive, clock=clock,
+                adaptive=adaptive, clock=clock, group=group and group(models, self.state.shape.rows),
             )  # fmt: skip
         else:
             box, ring, progress = rings.mailbox(memory), rings.writer(memory), rings.progress(memory)
@@ -191,11 +197,19 @@ class LocalEngine:
                 ReferenceModel(*models), cache, self.state, box, ring, progress,
                 proposer=proposer and proposer(self.state), adaptive=adaptive,
             )  # fmt: skip
+        self._handed_over: SplitKVCache | None = None
         # Prefill steps that a decode step was part of.
         self.mixed_steps = 0
         if mixed:
             self.prefill = self._mixing(model, chunk, graphs=mixed == "graphs")
         else:
+            if graph and ranks > 1:
+                # Prompts are another worker's, which has one device.
+                (whole,) = weights_on(devices=places[:1])
+                models = [Model(config, whole, layout, places[0], precision)]
+                assert isinstance(cache, SplitKVCache)
+                self._handed_over, cache = cache, KVCache(layout, blocks, places[0])
+            self._prompt_cache = cache
             prompt_pass = ReferencePass(ReferenceModel(*models), cache)
             self.prefill = PrefillSteps(prompt_pass, self.scheduler, compute_stream(model.device))
         planner = StepPlanner(self.scheduler, self.prefill.state, self.decode.steps)
@@ -257,6 +271,10 @@ class LocalEngine:
         self.scheduler.remove(sequence)
         assert last.token is not None
         assert sequence.blocks is not None
+        if self._handed_over is not None:
+            for group, table in enumerate(sequence.blocks):
+                for block in table:
+                    self._handed_over.put(group, block, 0, self._prompt_cache.block(group, block))
         counts = self.pools.counts_for(start.first_capacity)
         blocks = tuple(mine[:count] for mine, count in zip(sequence.blocks, counts, strict=True))
         key = self.slots.grant()

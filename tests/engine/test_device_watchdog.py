@@ -66,3 +66,23 @@ def test_a_process_that_was_stopped_does_not_blame_the_device() -> None:
         watched.now += 60.0  # SIGSTOP, SIGCONT
     assert not watched.watchdog.look(pending=True, progress=1, expected_step_s=0.005)
     assert watched.seconds_until_hung(0.005) < 2.0, "the time it did watch counts"
+
+
+def test_devices_that_wait_for_each_other_have_the_deadline_more() -> None:
+    watched = Watched()
+    watched.watchdog = DeviceWatchdog(lambda: watched.now, deadline_s=3.0)
+    assert 5.0 < watched.seconds_until_hung(0.005) < 5.01
+
+
+def test_a_wait_that_ended_in_vain_is_raised_whether_or_not_there_is_work() -> None:
+    ended: list[str] = []
+
+    def check() -> None:
+        for what in ended:
+            raise RuntimeError(what)
+
+    watchdog = DeviceWatchdog(lambda: 0.0, deadline_s=3.0, check=check)
+    assert not watchdog.look(pending=False, progress=1, expected_step_s=0.005)
+    ended.append("a wait")
+    with pytest.raises(RuntimeError, match="a wait"):
+        watchdog.look(pending=False, progress=1, expected_step_s=0.005)

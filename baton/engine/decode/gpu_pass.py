@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from baton.engine.decode.step_rows import StepRows
 from baton.engine.forward.layer_program import attention_heads, embed_rows, run_layers
 from baton.engine.forward.layers.linear import Gemm
 from baton.engine.forward.workspace import Workspace
@@ -25,6 +26,7 @@ from baton.engine.kernels.gpu.attention.write_kv import write_kv
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.layers.attention import Attention
 from baton.engine.model.modules import Model
+from baton.engine.parallel.rank_exchange import RankExchange
 from baton.engine.plan.decode_rows import batches_up_to
 from baton.engine.random_tokens import random_tokens
 
@@ -83,10 +85,16 @@ class DecodePass:
         batches: Sequence[int] = (),
         rows_per_slot: int = 1,
         row_count: Tensor | None = None,
+        step_rows: StepRows | None = None,
+        exchange: RankExchange | None = None,
     ) -> None:
         """`batches`: numbers of rows that it is launched with; empty: those of `batches_up_to(rows)`.
         `rows_per_slot`: rows that a slot may have in launches with several. `row_count`: an integer on the
-        device, how many rows of a launch are of slots, for a model with experts."""
+        device, how many rows of a launch are of slots, for a model with experts. `step_rows`: where the rows
+        are; None: in memory of its own. `exchange`: with the other ranks of a model that is divided;
+        ValueError where such a model has none, or another has one."""
+        if (exchange is None) != (model.config.split.count == 1):
+            raise ValueError(f"a pass of {model.config.split} with exchange {exchange}")
         batches = batches or batches_up_to(rows)
         self.options = options
         self._model = model
@@ -97,17 +105,17 @@ class DecodePass:
         self._numbers = torch.arange(1, rows + 1, dtype=torch.int32, device=model.device)
         self.workspace = Workspace(model, rows)
         config, device, activations = model.config, model.device, model.precision.activations
-        self.logits = torch.zeros(rows, config.vocab_size, dtype=activations, device=device)
+        self._exchange = exchange
+        self._own_logits = torch.zeros(rows, len(config.head_rows), dtype=activations, device=device)
+        self.logits = self._own_logits if exchange is None else exchange.logits
         self.gemm = Gemm(
             model,
             batches,
             lambda product, rows: options.table.choice(ProductKey.of(product, rows, activations)),
+            exchange,
         )
         self.heads = attention_heads(model)
         self._group_tokens = [_pool_tokens(group) for group in cache.groups]
-
-        def ints() -> Tensor:
-            return torch.zeros(rows, dtype=torch.int32, device=device)
 
         shape = config.num_heads, config.num_kv_heads, config.head_dim
         self._rows_per_slot = rows_per_slot
@@ -123,7 +131,9 @@ class DecodePass:
         """The items of launches with several rows a slot, by cache group, where one reads the keys and values
         of a slot for all of them; else, in mode `exact`, each row has items of its own."""
         tokens = torch.tensor(random_tokens(config.vocab_size, rows), dtype=torch.int32, device=device)
-        self.inputs = RowInputs(ints(), tokens, ints(), lists(False))
+        step_rows = step_rows or StepRows.empty(rows, device)
+        step_rows.token.copy_(tokens)
+        self.inputs = RowInputs(step_rows.slot, step_rows.token, step_rows.position, lists(False))
 
     def policy(self, rows: int, several: bool = False) -> SplitPolicy:
         """Returns the policy that cuts attention into items in steps of up to `rows` rows; `several`: by
@@ -251,10 +261,12 @@ class DecodePass:
 
     def head(self, rows: int, workspace: Workspace) -> Tensor:
         """Launches the final norm and the head's product over `hidden` of the workspace → logits [rows,
-        vocab], a view of a buffer."""
-        logits = self.logits[:rows]
+        vocab], a view of a buffer: of several ranks, the first one's, when all have stored their parts."""
+        logits = self._own_logits[:rows]
         self.gemm(self._model.head, logits, workspace.hidden[:rows])
-        return logits
+        if self._exchange is not None:
+            self._exchange.end(logits, self._model.config.head_rows.start)
+        return self.logits[:rows]
 
 
 def _pool_tokens(group: Tensor) -> int:

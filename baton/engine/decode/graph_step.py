@@ -26,17 +26,19 @@ from torch import Tensor
 
 from baton.device.graphs import Graph, GraphStream
 from baton.device.host_memory import HostMemory
+from baton.engine.decode.attention_plan import plan_attention, step_lanes
 from baton.engine.decode.draft_rows import DraftRows, Propose
 from baton.engine.decode.gpu_pass import DecodePass, PassOptions
 from baton.engine.decode.graph_sampler import GraphSampler
 from baton.engine.decode.slot_state import SlotState
+from baton.engine.decode.step_rows import StepRows
 from baton.engine.kernels.gpu.attention.items import TILE
 from baton.engine.kernels.gpu.sampling.sample_simple import sample_places, sample_simple
 from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.kernels.gpu.step.finish import LINE_WORDS, finish
-from baton.engine.kernels.gpu.step.plan_items import plan_items
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
+from baton.engine.parallel.rank_exchange import RankExchange
 from baton.engine.plan.decode_rows import batches_of, batches_up_to
 from baton.engine.plan.decode_state import SIMPLE
 from baton.engine.shared_memory.layout import SharedRings
@@ -82,8 +84,10 @@ class GraphStep:
         queue: GraphStream,
         options: PassOptions,
         propose: Propose | None = None,
+        exchange: RankExchange | None = None,
     ) -> None:
-        """`propose`: see `DraftRows`; None: nothing proposes drafts."""
+        """`propose`: see `DraftRows`; None: nothing proposes drafts. `exchange`: with the other ranks of a
+        model that is divided."""
         device = model.device
         self._shape = state.shape
         rows = self._shape.rows
@@ -92,8 +96,10 @@ class GraphStep:
         self._capacity = rings.ring_words
         self._top = rings.max_logprobs
         self._mailbox_entries = rings.mailbox_entries
-        self.control = torch.zeros(kernels.CONTROL_WORDS, dtype=torch.int64, device=device)
-        self._row_count = self.control[kernels.ROWS.value :][:1]
+        self._exchange = exchange
+        self._rows = StepRows.empty(rows, device)
+        self.control = self._rows.control
+        self._row_count = self._rows.count
         lines = kernels.CLOCK_LINES.value
         self.clocks = torch.zeros(lines, kernels.CLOCK_WIDTH.value, dtype=torch.int64, device=device)
         self._host = _HostArrays(memory, rings)
@@ -103,7 +109,7 @@ class GraphStep:
         batches = batches_of(self._shape)
         self.pass_ = DecodePass(
             model, cache, state.block_tables, rows, options, batches, self._shape.rows_per_slot,
-            self._row_count,
+            self._row_count, self._rows, exchange,
         )  # fmt: skip
         self._windows = [heads.seen for heads in self.pass_.heads]
         bounds = [(window, self.pass_.most_items(number, 0)) for number, window in enumerate(self._windows)]
@@ -190,8 +196,15 @@ class GraphStep:
         self.begin(bucket, features)
         if drafts:
             self.draft_rows.add(bucket, self.pass_.policy(bucket).fixed)
+        if self._exchange is not None:
+            self._exchange.begin(self._rows.sent)
         self.plan(bucket, self.draft_rows.depth if drafts else None)
-        return self.pass_.run(bucket, self._row_count if drafts else None)
+        logits = self.pass_.run(bucket, self._row_count if drafts else None)
+        if self._exchange is not None:
+            # What follows has no rows where the exchange has failed: nothing is drawn from such logits, and
+            # no slot advances.
+            self._row_count.mul_(self._exchange.whole)
+        return logits
 
     def attend_alone(self, bucket: int, *, drafts: bool) -> None:
         """Launches the plan and the attention of a step, of the rows that `set_rows` has written."""
@@ -231,7 +244,7 @@ class GraphStep:
             bucket,
             int(features),
             SLOTS=self._shape.slots,
-            ROWS_POWER=self._lanes(bucket),
+            ROWS_POWER=step_lanes(self._shape, bucket),
             WORDS=self._shape.least_words,
             CAPACITY=self._capacity,
             TOP=self._top,
@@ -241,13 +254,6 @@ class GraphStep:
             FIXED=self.pass_.policy(bucket).fixed or 0,
             num_warps=4,
         )
-
-    def _lanes(self, bucket: int) -> int:
-        """Lanes of a kernel that works on the slots and on up to `bucket` rows: of two sizes at most, since
-        it is compiled for each."""
-        shape = self._shape
-        lanes: int = triton.next_power_of_2(shape.slots if bucket <= shape.slots else shape.rows)
-        return lanes
 
     def _fetch(self) -> None:
         kernels.fetch[(1,)](
@@ -264,27 +270,7 @@ class GraphStep:
     def plan(self, bucket: int, depth: Tensor | None = None) -> None:
         """Launches the planning of each cache group's attention items, in a step of up to `bucket` rows;
         `depth` of each, where a slot may have several."""
-        inputs = self.pass_.inputs
-        of_slots = () if depth is None else self.pass_.slot_items
-        policy = self.pass_.policy(bucket, several=bool(of_slots))
-        for items, window in zip(of_slots or inputs.items, self._windows, strict=True):
-            plan_items[(1,)](
-                self.control,
-                inputs.slot,
-                inputs.position,
-                inputs.position if depth is None else depth,
-                items.count,
-                items.items,
-                window,
-                policy.wanted,
-                policy.shortest,
-                policy.wave,
-                ROWS_POWER=self._lanes(bucket),
-                TILE=TILE,
-                FIXED=policy.fixed or 0,
-                PER_ITEM=items.rows_per_item,
-                num_warps=4,
-            )
+        plan_attention(self.pass_, self.control, self._shape, bucket, depth)
 
     def _finish(self, bucket: int, counts: bool, drafts: bool) -> None:
         inputs, state, host = self.pass_.inputs, self._state, self._host
@@ -307,7 +293,7 @@ class GraphStep:
             self._drawn,
             *of_drafts,
             SLOTS=self._shape.slots,
-            ROWS_POWER=self._lanes(bucket),
+            ROWS_POWER=step_lanes(self._shape, bucket),
             CAPACITY=self._capacity,
             VOCAB=in_output.shape[1],
             COUNTS=counts,

@@ -88,12 +88,19 @@ class SlotState:
         self.block_tables = tuple(
             torch.zeros(slots, width, dtype=torch.int32, device=device) for width in max_blocks
         )
+        self._tables = [self.block_tables]
 
     def _column(self, field: str) -> Tensor:
         return self.records.view(torch.int32)[:, field_offset(field) // 4]
 
+    def tables_on(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Makes a copy of `block_tables`, as they are before any sequence, on another device of the worker;
+        from now on whatever is written to these is written to it as well."""
+        self._tables.append(tuple(torch.zeros_like(table, device=device) for table in self.block_tables))
+        return self._tables[-1]
+
     def apply(self, write: SlotWrite) -> None:
-        """Copies what the host gives a slot into its arrays."""
+        """Copies what the host gives a slot into its arrays, block tables on every device."""
         slot = write.slot
         if write.blocks is not None:
             self._write_blocks(slot, write.blocks, write.first_blocks)
@@ -111,13 +118,16 @@ class SlotState:
 
     def _write_blocks(self, slot: int, tables: BlockTables, first: tuple[int, ...] | None) -> None:
         for group, (mine, blocks) in enumerate(zip(self.block_tables, tables, strict=True)):
-            written = torch.tensor(blocks, dtype=torch.int32)
+            written, start = torch.tensor(blocks, dtype=torch.int32), 0
             if first is None:
                 row = torch.zeros(mine.shape[1], dtype=torch.int32)
                 row[: len(blocks)] = written
-                mine[slot].copy_(row)
+                written = row
             else:
-                mine[slot, first[group] : first[group] + len(blocks)].copy_(written)
+                start = first[group]
+            # From pageable memory: each copy has ended when it returns, whatever device it goes to.
+            for each in self._tables:
+                each[group][slot, start : start + len(written)].copy_(written)
 
     def admit(self, entry: Entry) -> None:
         slot = int(entry["slot"])

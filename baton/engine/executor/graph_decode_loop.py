@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -18,8 +19,9 @@ from baton.device.graphs import Graph, GraphStream
 from baton.device.host_memory import HostMemory
 from baton.device.stream import ComputeStream, Event
 from baton.engine.decode.draft_rows import Propose, lookup_in
+from baton.engine.decode.follower_step import FollowerStep
 from baton.engine.decode.gpu_pass import PassOptions
-from baton.engine.decode.graph_step import GraphStep
+from baton.engine.decode.graph_step import GraphStep, StepGraphs
 from baton.engine.decode.joined_rows import JoinedDecodeRows
 from baton.engine.decode.lookahead_fill import LookaheadFill
 from baton.engine.decode.occupied_slots import OccupiedSlots, sizes_to_measure
@@ -30,6 +32,7 @@ from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
+from baton.engine.parallel.rank_exchange import DeviceGroup
 from baton.engine.plan.decode_rows import draft_batches_up_to, mixed_batches_up_to
 from baton.engine.plan.step_plan import DecodeRows
 from baton.engine.shared_memory.layout import SharedRings
@@ -66,16 +69,27 @@ class GraphDecodeLoop(DecodeLoop):
         mixes: bool = False,
         propose: Propose | None = None,
         adaptive: bool = False,
+        followers: Sequence[tuple[Model, KVCache]] = (),
+        group: DeviceGroup | None = None,
     ) -> None:
         """`mixes`: whether steps may be part of prefill steps. `propose`: see `DraftRows`; None: drafts are
         looked up in the state's history, where it has one, and in its lookahead table. `adaptive`: see
-        `DecodeLoop`."""
+        `DecodeLoop`. `followers`: model and cache on each of the worker's other devices, by rank, which
+        exchange through `group`. ValueError where `mixes` or drafts come with followers."""
+        if mixes and followers:
+            raise ValueError("steps of several devices are no part of prefill steps")
         propose = propose or lookup_in(state)
         self._fill: LookaheadFill | None = None
         if state.lookahead is not None and state.history is not None:
             self._fill = LookaheadFill(state.lookahead, state.history)
         self.queue = GraphStream(model.device)
-        self.step_state = GraphStep(model, cache, state, rings, memory, self.queue, options, propose)
+        first, *others = [None] if group is None else group.ranks
+        self.step_state = GraphStep(model, cache, state, rings, memory, self.queue, options, propose, first)
+        self._group = group
+        self._followers = [
+            FollowerStep(other, own, state.tables_on(other.device), state.shape, options, exchange)
+            for (other, own), exchange in zip(followers, filter(None, others), strict=True)
+        ]
         batches = mixed_batches_up_to(state.shape.slots) if mixes else []
         mixed = [JoinedDecodeRows(self.step_state, batch) for batch in batches]
         shared = memory.memory
@@ -87,23 +101,43 @@ class GraphDecodeLoop(DecodeLoop):
         self._clock = clock
         self._memory = memory  # registered while the graphs live
         # By the rows of a batch: steps without drafts, and steps with some.
-        self.graphs = self.step_state.capture()
-        self.draft_graphs = self.step_state.capture_drafts(draft_batches)
-        self.queue.drain()
+        with nullcontext() if group is None else group.solo():
+            self.graphs = self._on_all_devices(self.step_state.capture())
+            self.draft_graphs = self.step_state.capture_drafts(draft_batches)
+            self.queue.drain()
         if self.queue.on_chip:
             with self.step_state.pass_.all_rows_present():
                 # A step of the largest bucket with no slot active, so that an expected duration is known
                 # from the start.
                 self.times.add(self._run(self.graphs[self.shape.slots].samples, 1), steps=0)
                 self.measured_costs = self.measure_costs(cache)
+            if group is not None:
+                group.check()  # steps of a start in which a device waited in vain took the deadline
         self._tail_when_full = -1
         # Whether a mask was written that no replay enqueued since is sure to see.
         self._mask_written = False
         self._watchdog = DeviceWatchdog(clock)
+        if group is not None:
+            self._watchdog = DeviceWatchdog(clock, deadline_s=group.deadline_s, check=group.check)
         self._began_at = clock()  # when the replay that runs could begin, at the earliest
         self.steps.typical_s = self.times.typical_s
         self.queue.drain()
         self.observe()
+
+    def _on_all_devices(self, graphs: dict[int, StepGraphs]) -> dict[int, StepGraphs]:
+        """The first device's graphs with those of its followers; captures these."""
+        if (group := self._group) is None:
+            return graphs
+        followers = [follower.capture(list(graphs)) for follower in self._followers]
+
+        def on_all(batch: int, first: Graph) -> Graph:
+            steps = [first, *(graphs[batch] for graphs in followers)]
+            return lambda: group.launch(steps)
+
+        return {
+            batch: StepGraphs(on_all(batch, mine.simple), on_all(batch, mine.samples))
+            for batch, mine in graphs.items()
+        }
 
     def measure_costs(self, cache: KVCache) -> StepCosts:
         """Measures what steps cost by their sequences and contexts, before there is any."""
@@ -217,6 +251,7 @@ class GraphDecodeLoop(DecodeLoop):
         return None if self._fill is None else self._fill.take_reading(slot)
 
     def device_hung(self) -> bool:
+        # Raises ExchangeTimeoutError where a device waited for another in vain.
         self.observe()
         steps = self.steps
         return self._watchdog.look(

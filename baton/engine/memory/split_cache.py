@@ -46,6 +46,13 @@ class SplitKVCache(BlockMemory):
         whole[offset : offset + len(data)].copy_(data, non_blocking=non_blocking)
         for mine, theirs in self._pairs(group, block, whole):
             mine.copy_(theirs)
+        if self.device.type == "cuda":
+            # Whoever waits for the first device's stream waits for the copies on the others.
+            first = torch.cuda.current_stream(self.device)
+            for cache in self.ranks[1:]:
+                first.wait_stream(torch.cuda.current_stream(cache.device))
+            if not non_blocking:
+                first.synchronize()
 
     def _pairs(self, group: int, block: int, whole: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Each rank's codes or values, and scales, of a block beside those of its heads in a whole one, which

@@ -48,16 +48,23 @@ from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
 from baton.engine.model.layers.linear import Product
 from baton.engine.model.layers.residual import Residual
 from baton.engine.model.modules import Model
+from baton.engine.parallel.rank_exchange import RankExchange
 
 
 class Gemm:
     """Computes a model's products, each by the kernel that `choose` gives for it and its rows."""
 
     def __init__(
-        self, model: Model, batches: Iterable[int], choose: Callable[[Product, int], Choice]
+        self,
+        model: Model,
+        batches: Iterable[int],
+        choose: Callable[[Product, int], Choice],
+        exchange: RankExchange | None = None,
     ) -> None:
-        """`batches`: every number of rows that split products may have; scratch is sized for all of them."""
+        """`batches`: every number of rows that split products may have; scratch is sized for all of them.
+        `exchange`: adds up the results of all ranks of a model that is divided."""
         self._choose = choose
+        self._exchange = exchange
         batches, kinds = list(batches), model.product_kinds()
         needs = [space_needed(rows, kind, choose(kind, rows)) for kind in kinds for rows in batches]
         self.scratch = Scratch(
@@ -78,6 +85,11 @@ class Gemm:
     def add(self, residual: Residual, product: Product, hidden: Tensor, x: Tensor) -> None:
         """Adds a product to the residual stream: x [M, K] → hidden [M, N] += the product of x, by the
         residual's rule."""
+        if residual.divided:
+            assert self._exchange is not None
+            self(product, self._exchange.part(hidden.shape[0]), x)
+            self._exchange.reduce(hidden, residual.post_norm)
+            return
         if residual.post_norm is None:
             self(product, hidden, x)
             return

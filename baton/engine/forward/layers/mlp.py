@@ -6,6 +6,7 @@ from torch import Tensor
 
 from baton.engine.forward.layers.linear import Gemm
 from baton.engine.forward.products.code_products import gated_pair_by_codes
+from baton.engine.kernels.fusion import Epilogue
 from baton.engine.model.layers.mlp import DenseMlp
 
 
@@ -13,7 +14,8 @@ def run_dense_mlp(gemm: Gemm, mlp: DenseMlp, hidden: Tensor, inner: Tensor) -> N
     """Adds the MLP: hidden [M, hidden] += mlp(hidden); `inner` [M, inner width] is memory in between. Where
     both products are of codes, the gated activation becomes codes at once and never is bfloat16 in memory."""
     gate_up, down = mlp.products()
-    if mlp.residual.post_norm is None and all(gemm.by_codes(one, hidden.shape[0]) for one in (gate_up, down)):
+    adds = down.epilogue is Epilogue.RESIDUAL
+    if adds and all(gemm.by_codes(one, hidden.shape[0]) for one in (gate_up, down)):
         gated_pair_by_codes(gate_up, down, hidden, inner.shape[1], gemm.scratch)
     else:
         gemm(gate_up, inner, hidden)

@@ -13,20 +13,23 @@ from baton.engine.model.layers.linear import Tensors
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """hidden += result, or with `post_norm` hidden += norm(result)."""
+    """hidden += result, or with `post_norm` hidden += norm(result). `divided`: the result is the sum of the
+    results of several ranks, each of which yields its own."""
 
     post_norm: Norm | None = None
+    divided: bool = False
 
     @classmethod
     def build(cls, tensors: Tensors, post_norm: str | None) -> Residual:
         """Builds the rule of a layer. `post_norm`: the norm's name within the layer, or None."""
-        return cls(None if post_norm is None else tensors.norm(post_norm))
+        divided = tensors.config.split.count > 1
+        return cls(None if post_norm is None else tensors.norm(post_norm), divided)
 
     @property
     def epilogue(self) -> Epilogue:
         """The epilogue of the product that yields the result: its kernel adds it where nothing comes
         between."""
-        return Epilogue.RESIDUAL if self.post_norm is None else Epilogue.PLAIN
+        return Epilogue.PLAIN if self.divided or self.post_norm is not None else Epilogue.RESIDUAL
 
 
 def reference_add(residual: Residual, hidden: Tensor, result: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from baton.engine.parallel.exchange import Exchange
 from baton.engine.parallel.exchange_layout import ExchangeShape
+from baton.engine.parallel.rank_exchange import ExchangeNodes
 from tests.engine.parallel.host.devices import Edit, Hold, HostWorker, Work
 
 WIDTH = 32
@@ -79,14 +80,15 @@ class Steps:
 
     def _step_of(self, rank: int, rows: torch.Tensor, logits: torch.Tensor, published: torch.Tensor) -> None:
         hidden, exchange = self.hidden[rank], self.exchange
-        exchange.begin(rank, rows)
+        nodes = ExchangeNodes(exchange, rank, logits)
+        nodes.begin(rows)
         self._work(rank, "embed", Work(rows=rows.data_ptr(), hidden=hidden.data_ptr()))
         for node in range(1, self.sums + 1):
-            part = exchange.part(rank, node)
+            part = nodes.part(self.rows)
             work = Work(hidden=hidden.data_ptr(), part=part.data_ptr(), number=node, rank=rank)
             self._work(rank, "multiply", work)
-            exchange.reduce(rank, node, hidden)
-        exchange.end(rank, hidden, logits, rank * WIDTH)
+            nodes.reduce(hidden, None)
+        nodes.end(hidden, rank * WIDTH)
         if rank == 0:
             work = Work(
                 part=logits.data_ptr(),

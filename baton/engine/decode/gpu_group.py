@@ -1,0 +1,47 @@
+"""Makes the exchange among the GPUs of a worker, for its decode steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from baton.device.peer_memory import enable_peer_access, refuse_other_allocators
+from baton.engine.decode.step_rows import StepRows
+from baton.engine.model.modules import Model
+from baton.engine.parallel.cuda_rank import CudaRank
+from baton.engine.parallel.exchange import DEADLINE_S, Exchange
+from baton.engine.parallel.exchange_layout import ExchangeShape
+from baton.engine.parallel.exchange_source import Constants, threads_of
+from baton.engine.parallel.peer_check import check_peers
+from baton.engine.parallel.rank_exchange import ExchangeGroup
+
+
+def gpu_group(ranks: Sequence[Model], rows: int, deadline_s: float = DEADLINE_S) -> ExchangeGroup:
+    """Makes the exchange of steps of up to `rows` rows among the devices of these models, by rank; checks
+    that each device reaches the memory of each other one.
+
+    Raises BatonError(INVALID) where a pair has no peer access, or torch allocates memory that no peer
+    reaches, BatonError(INTERNAL) where stores go astray, ValueError for activations that are neither bfloat16
+    nor float32. Makes the first device the current one.
+    """
+    first, count = ranks[0], len(ranks)
+    refuse_other_allocators(os.environ)
+    indexes = [rank.device.index for rank in ranks]
+    enable_peer_access(indexes)
+    devices = [CudaRank(index) for index in indexes]
+    shape = exchange_shape(first, count, rows)
+    dtype, vocabulary = first.precision.activations, first.config.vocab_size
+    exchange = Exchange(devices, shape, dtype, deadline_s)
+    threads = threads_of(shape.width, shape.element_bytes, count)
+    check_peers(devices, Constants(count, shape.width, dtype is torch.float32, threads))
+    logits = devices[0].allocate(rows * vocabulary * dtype.itemsize)
+    torch.cuda.set_device(indexes[0])  # which what was called here has changed
+    return ExchangeGroup(exchange, logits.view(dtype).view(rows, vocabulary), deadline_s)
+
+
+def exchange_shape(first: Model, ranks: int, rows: int) -> ExchangeShape:
+    """The exchange of a model's decode steps of up to `rows` rows: two sums a layer."""
+    width, element_bytes = first.config.hidden_size, first.precision.activations.itemsize
+    return ExchangeShape(ranks, 2 * first.config.num_layers, rows, width, element_bytes, StepRows.words(rows))

@@ -1,0 +1,151 @@
+"""Decode steps by the GPU kernels on several ranks, whose double runs in Triton's interpreter in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.engine.decode.step_rows import StepRows
+from baton.engine.kernels.gpu.step import step_kernels as kernels
+from baton.engine.model.modules import Model
+from baton.engine.parallel.exchange import ExchangeTimeoutError
+from baton.engine.sequence import SamplingParams
+from tests.engine.executor.test_ranks_in_steps import SHAPE, starts
+from tests.engine.local_engine import LocalEngine
+from tests.engine.parallel.turns import TurnGroup
+from tests.support.checkpoints import FAMILIES
+
+# One of each: a norm behind each branch, norms of heads, biases, projections that are stored as one.
+SLOW = pytest.mark.slow
+CASES = {case.name: case for case in FAMILIES}
+GREEDY = SamplingParams()
+DIVIDED = ("gemma3-windows", "qwen3-norms", "llama-tied-biases", "phi3-partial", "qwen2-mixed-windows")
+
+
+def on_ranks(folder: Path, **options: Any) -> LocalEngine:
+    return LocalEngine(folder, graph=True, **{"ranks": 2, "group": TurnGroup, **options})
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_families_decode_as_on_one_device(tmp_path: Path, name: str) -> None:
+    folder = CASES[name].make(tmp_path / "model")
+    prompts = [list(range(3, 24)), [7, 200, 31]]
+    outputs = []
+    for engine in (
+        LocalEngine(folder, checkpoint=True, slots=2),
+        on_ranks(folder, checkpoint=True, slots=2),
+    ):
+        keys = [engine.start(prompt, max_tokens=5) for prompt in prompts]
+        outputs.append(engine.run(*keys))
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "numerics"),
+    [(2, "fast"), pytest.param(2, "exact", marks=SLOW), pytest.param(4, "exact", marks=SLOW)],
+)
+def test_requests_with_every_feature(tmp_path: Path, ranks: int, numerics: str) -> None:
+    requests = starts(12)
+    found = []
+    for engine in (
+        LocalEngine(tmp_path / "one", slots=12, blocks=200, changes=SHAPE),
+        on_ranks(tmp_path / "more", slots=12, blocks=200, changes=SHAPE, ranks=ranks, numerics=numerics),
+    ):
+        keys = engine.start_many(requests)
+        found.append((engine.run(*keys), [engine.logprobs[key] for key in keys]))
+    (outputs, logprobs), (mine, my_logprobs) = found
+    assert mine == outputs
+    for one, other in zip(chain(*logprobs), chain(*my_logprobs), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert other.logprob == pytest.approx(one.logprob, abs=1e-4)
+
+
+def test_blocks_that_a_slot_is_given_later_are_on_every_device(tmp_path: Path) -> None:
+    """One grows while another runs; one is cancelled, and its slot is another's."""
+    prompt = [1, 2, 3, 4, 5]
+    expected = LocalEngine(tmp_path / "one", slots=2, changes=SHAPE)
+    wanted = expected.run(*(expected.start(prompt[n:], max_tokens=9) for n in (0, 2)))
+    engine = on_ranks(tmp_path / "two", slots=2, changes=SHAPE)
+    cancelled = engine.start([9, 9], max_tokens=30)
+    other = engine.start(prompt[2:], max_tokens=9)
+    engine.step()
+    engine.decode.cancel(*cancelled)
+    while cancelled not in engine.finish:
+        engine.step()
+    engine.slots.release(*cancelled)
+    engine.pools.release(engine.tables.pop(cancelled))
+    growing = engine.start(prompt, max_tokens=9, capacity=len(prompt) + 1)
+    while engine.reader.stalled_rows == 0:
+        engine.step()
+    engine.extend(growing, len(prompt) + 1, len(prompt) + 8)
+    assert engine.run(growing, other) == wanted
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SamplingParams(0.9, 5, repetition_penalty=1.2, logprobs=2, seed=3)], ids=str
+)
+def test_nothing_is_published_once_the_exchange_has_failed(tmp_path: Path, sampling: SamplingParams) -> None:
+    """Neither words nor slots move, whichever sampler the step has; the watchdog ends the process."""
+    made: list[TurnGroup] = []
+
+    def group(models: Sequence[Model], rows: int) -> TurnGroup:
+        made.append(TurnGroup(models, rows))
+        return made[0]
+
+    engine = on_ranks(tmp_path / "model", slots=2, changes=SHAPE, group=group)
+    key = engine.start([5, 6, 7], max_tokens=20, sampling=sampling)
+    for _ in range(3):
+        assert engine.step()
+    assert not engine.decode.device_hung()
+    output, steps = list(engine.output[key]), made[0].steps
+    assert len(output) == 4
+    state = engine.state
+    watched = state.records, state.active, state.sampler.counts.in_output
+    before = [tensor.clone() for tensor in watched]
+    progress = engine.decode.progress.tags.copy()
+
+    made[0].whole.zero_()
+    assert engine.step()
+    assert made[0].steps == steps + 1
+    assert engine.output[key] == output
+    assert all(torch.equal(tensor, was) for tensor, was in zip(watched, before, strict=True))
+    assert (engine.decode.progress.tags == progress).all()
+    # One that is admitted now has the token that its prompt gave it, and no more.
+    late = engine.start([9, 8], max_tokens=20, sampling=sampling)
+    engine.step()
+    engine.step()
+    assert (engine.output[key], len(engine.output[late])) == (output, 1)
+    with pytest.raises(ExchangeTimeoutError):
+        engine.decode.device_hung()
+
+
+def test_what_a_step_sends_is_all_that_a_follower_reads() -> None:
+    """The count is the first word, at the place where a step's kernels look for it."""
+    for rows in (1, 4, 13):
+        first, other = (StepRows.empty(rows, torch.device("cpu")) for _ in range(2))
+        first.control[kernels.ROWS.value] = rows
+        arrays = first.slot, first.token, first.position
+        for number, array in enumerate(arrays):
+            array.copy_(torch.arange(rows) + 100 * number)
+            assert array.data_ptr() % 16 == first.control.data_ptr() % 16, "aligned alike for any rows"
+        assert first.sent[0] == rows == int(first.count)
+        assert len(first.sent) == StepRows.words(rows)
+        other.sent.copy_(first.sent)
+        for mine, theirs in zip((other.slot, other.token, other.position), arrays, strict=True):
+            assert torch.equal(mine, theirs)
+        assert int(other.count) == rows
+        other.sent[0] = 0  # as a follower that waited in vain
+        assert int(other.count) == 0
+
+
+def test_several_devices_take_no_drafts_and_join_no_prompts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="2 rows a slot on several devices"):
+        on_ranks(tmp_path / "drafts", changes=SHAPE, rows_per_slot=2, lookup_tokens=16)
+    with pytest.raises(ValueError, match="no part of prefill steps"):
+        on_ranks(tmp_path / "mixed", changes=SHAPE, mixed="eager")
