@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bench.shapes import Precision, Shape, with_positions
 
 if TYPE_CHECKING:
-    from baton.device.stream import ComputeStream
+    from baton.device.streams.stream import ComputeStream
     from baton.engine.decode.slots import Grant
     from baton.engine.executor.decode_loop import DecodeLoop
     from baton.engine.executor.executor import StepExecutor

@@ -15,8 +15,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ["baton", "bench", "deploy", "kvtransfer", "loadgen", "models", "services"]
 UNPACKAGED = ["tools"]
-# Where many files make one whole, so that a reader needs smaller groups.
-GROUPED = ("baton/engine", "kvtransfer", "services/router", "services/worker")
 GENERATED = "baton/v1"
 # "Imported by …", "only … imports it", "any package may import it", "nothing outside imports them".
 IMPORTERS = re.compile(
@@ -65,8 +63,7 @@ def test_a_cycle_is_found() -> None:
 
 def test_folders_are_small() -> None:
     for folder, files in folders_of([*PACKAGES, *UNPACKAGED]):
-        most = 15 if any(f"{folder}/".startswith(f"{one}/") for one in GROUPED) else 20
-        assert len(files) <= most, f"{folder} has {len(files)} files"
+        assert len(files) <= 15, f"{folder} has {len(files)} files"
 
 
 def test_files_are_short() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from baton.device.cuda_stream import compute_stream
-from baton.device.stream import TimedEvent
+from baton.device.streams.cuda_stream import compute_stream
+from baton.device.streams.stream import TimedEvent
 
 _WINDOW_S = 60.0
 _EACH_S = 1.0

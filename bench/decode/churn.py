@@ -22,7 +22,7 @@ from bench.engine_driver import decode_step
 from services.common.engine.attempt_key import AttemptKey
 
 if TYPE_CHECKING:
-    from baton.device.link_device import LinkDevice
+    from baton.device.streams.link_device import LinkDevice
     from baton.engine.memory.blocks import BlockTables
     from baton.v1.decode_pb2 import TicketBody
     from baton.v1.transfer_pb2 import CommitRecord
@@ -269,7 +269,7 @@ class StagedScatter:
 
     def __init__(self, engine: DecodeEngine, decode: DecodeSide, device: LinkDevice | None) -> None:
         """`device`: None: the engine's GPU."""
-        from baton.device.cuda_link_device import CudaLinkDevice
+        from baton.device.streams.cuda_link_device import CudaLinkDevice
         from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
         from kvtransfer.device.mover import warm
         from kvtransfer.device.piece_memory import PieceMemory

@@ -35,7 +35,7 @@ class MixedSteps:
         """`warm`, `count`: steps of each kind beforehand, and measured."""
         import torch
 
-        from baton.device.cuda_stream import compute_stream
+        from baton.device.streams.cuda_stream import compute_stream
         from baton.engine.prefill.attention import library_rule
         from baton.engine.prefill.gpu_pass import PrefillPass
 

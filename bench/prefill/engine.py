@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from baton.device.cuda_stream import compute_stream
+from baton.device.streams.cuda_stream import compute_stream
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.tensors import half_context

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.device.cuda_stream import compute_stream
+from baton.device.streams.cuda_stream import compute_stream
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.model.tensors import half_context
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds

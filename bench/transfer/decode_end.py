@@ -42,7 +42,7 @@ from kvtransfer.receiver.events import Committed, Withdrawn
 from kvtransfer.transports.listen_config import ListenConfig
 
 if TYPE_CHECKING:
-    from baton.device.link_device import LinkDevice
+    from baton.device.streams.link_device import LinkDevice
     from baton.engine.memory.kv_cache import KVCache
     from bench.decode.engine import DecodeEngine, StepLines
     from kvtransfer.device.blocks import DeviceSink
@@ -292,7 +292,7 @@ def link_device_of(setting: Setting) -> LinkDevice | None:
         return None
     import torch
 
-    from baton.device.cuda_link_device import CudaLinkDevice
+    from baton.device.streams.cuda_link_device import CudaLinkDevice
 
     return CudaLinkDevice(torch.device(setting.device))
 

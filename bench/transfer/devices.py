@@ -9,12 +9,12 @@ import time
 import torch
 from torch import Tensor
 
-from baton.device.cuda_link_device import CudaLinkDevice
-from baton.device.cuda_nccl import MAX_CTAS
 from baton.device.cuda_runtime import call, cuda_driver
-from baton.device.cuda_stream import CudaStream
-from baton.device.nccl import Nccl
-from baton.device.stream import Event
+from baton.device.nccl.cuda_nccl import MAX_CTAS
+from baton.device.nccl.nccl_library import Nccl
+from baton.device.streams.cuda_link_device import CudaLinkDevice
+from baton.device.streams.cuda_stream import CudaStream
+from baton.device.streams.stream import Event
 from bench.processes import JsonLinesProcess
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.device.mover import warm

@@ -278,7 +278,7 @@ def nccl_links_for(transport: str, blocks: DeviceBlocks | None) -> NcclEndpoint 
     """This process's NCCL, where the measurement is over nccl."""
     if transport != "nccl" or blocks is None:
         return None
-    from baton.device.cuda_nccl import CudaNccl
+    from baton.device.nccl.cuda_nccl import CudaNccl
 
     return NcclEndpoint(blocks.device, CudaNccl(blocks.device.tensors_on))
 

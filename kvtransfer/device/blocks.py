@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from baton.device.link_device import LinkDevice
+from baton.device.streams.link_device import LinkDevice
 from kvtransfer.device.kernels.move_plan import WORD_BYTES
 from kvtransfer.protocol.piece_geometry import MAX_BLOCKS
 

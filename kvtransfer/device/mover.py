@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from baton.device.link_device import Kernel, LinkStream
+from baton.device.streams.link_device import Kernel, LinkStream
 from kvtransfer.device.blocks import DeviceBlocks, default_piece_bytes
 from kvtransfer.device.kernels.move_plan import ROW_WORDS, SUM_PARTS, WORD_BYTES, Direction
 from kvtransfer.device.piece_memory import PieceMemory, PieceSums
@@ -19,7 +19,7 @@ from kvtransfer.protocol.piece_geometry import MAX_BLOCKS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from baton.device.link_device import LinkDevice
+    from baton.device.streams.link_device import LinkDevice
 
 _ROW = struct.Struct("<3qQq")
 _LENGTH_COLUMN = 2

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.device.link_device import LinkDevice, Memory
+from baton.device.streams.link_device import LinkDevice, Memory
 from kvtransfer.device.kernels.move_plan import SUM_PARTS
 
 if TYPE_CHECKING:

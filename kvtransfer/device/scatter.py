@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar, NamedTuple
 
-from baton.device.stream import Event
+from baton.device.streams.stream import Event
 from kvtransfer.device.blocks import DeviceSink
 from kvtransfer.device.kernels.move_plan import Direction
 from kvtransfer.device.mover import NOTHING, Prepared, RowMover, host_sums

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.device.link_device import LinkDevice
-from baton.device.stream import Event
+from baton.device.streams.link_device import LinkDevice
+from baton.device.streams.stream import Event
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.link.staging import Staging, Window
 from kvtransfer.protocol.addresses import Endpoint

@@ -10,7 +10,7 @@ from collections import deque
 from typing import cast
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.device.stream import Event
+from baton.device.streams.stream import Event
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.link.interfaces import DeviceSenderWire, SenderWire
 from kvtransfer.protocol.checksum import PieceChecksum, place_sum

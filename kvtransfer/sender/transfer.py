@@ -17,7 +17,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.device.stream import Event
+from baton.device.streams.stream import Event
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.frames import MAX_COMMIT_BYTES, WithdrawReason

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.device.link_device import LinkDevice
+from baton.device.streams.link_device import LinkDevice
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.interfaces import Connector, Listener
 from kvtransfer.link.settings import ListenerSettings, WindowSettings

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import torch
 
-from baton.device.cuda_stream import compute_stream
 from baton.device.shared_memory import SharedMemory
+from baton.device.streams.cuda_stream import compute_stream
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import Grant, SlotPool
 from baton.engine.executor.decode_loop import DecodeLoop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class FakeEvent:
-    """A `baton.device.stream.Event` of no device."""
+    """A `baton.device.streams.stream.Event` of no device."""
 
     handle = 0
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from torch import Tensor
 
-from baton.device.graphs import Graph, GraphStream
+from baton.device.streams.graphs import Graph, GraphStream
 from baton.engine.decode.attention_plan import plan_attention
 from baton.engine.decode.gpu_pass import DecodePass, PassOptions
 from baton.engine.decode.step_rows import StepRows

@@ -24,8 +24,8 @@ import torch
 import triton
 from torch import Tensor
 
-from baton.device.graphs import Graph, GraphStream
 from baton.device.host_memory import HostMemory
+from baton.device.streams.graphs import Graph, GraphStream
 from baton.engine.decode.attention_plan import plan_attention, step_lanes
 from baton.engine.decode.draft_rows import DraftRows, Propose
 from baton.engine.decode.gpu_pass import DecodePass, PassOptions

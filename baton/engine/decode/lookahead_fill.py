@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton.device.cuda_stream import compute_stream
-from baton.device.stream import Event
+from baton.device.streams.cuda_stream import compute_stream
+from baton.device.streams.stream import Event
 from baton.engine.kernels.gpu.speculation.lookahead import fill_table
 from baton.engine.speculation.history import History
 from baton.engine.speculation.lookahead_table import LookaheadTable, Output

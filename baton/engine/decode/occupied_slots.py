@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from baton.device.graphs import Graph, GraphStream
+from baton.device.streams.graphs import Graph, GraphStream
 from baton.engine.decode.graph_step import GraphStep
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.memory.kv_cache import KVCache

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from baton.device.stream import ComputeStream, Event
+from baton.device.streams.stream import ComputeStream, Event
 from baton.engine.decode.slot_state import SlotState, SlotWrite
 from baton.engine.decode.slots import Grant
 from baton.engine.forward.joined_rows import JoinedRows

@@ -14,10 +14,10 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from baton.device.cuda_stream import TorchStream
-from baton.device.graphs import Graph, GraphStream
 from baton.device.host_memory import HostMemory
-from baton.device.stream import ComputeStream, Event
+from baton.device.streams.cuda_stream import TorchStream
+from baton.device.streams.graphs import Graph, GraphStream
+from baton.device.streams.stream import ComputeStream, Event
 from baton.engine.decode.draft_rows import Propose, lookup_in
 from baton.engine.decode.follower_step import FollowerStep
 from baton.engine.decode.gpu_pass import PassOptions

@@ -17,8 +17,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from baton.device.stream import ComputeStream, TimedEvent
-from baton.device.upload import put_values
+from baton.device.streams.stream import ComputeStream, TimedEvent
+from baton.device.streams.upload import put_values
 from baton.engine.device_watchdog import DeviceWatchdog
 from baton.engine.executor.step_handle import ChunkResult, PrefillHandle
 from baton.engine.forward.joined_rows import JoinedRows

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from baton.device.stream import TimedEvent
+from baton.device.streams.stream import TimedEvent
 from baton.engine.plan.decode_state import DecodeState
 from baton.engine.plan.step_plan import Chunk, StepPlan
 from baton.engine.shared_memory.logprob_records import Logprobs

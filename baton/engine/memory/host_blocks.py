@@ -12,8 +12,8 @@ from typing import NewType
 import numpy as np
 import torch
 
-from baton.device.cuda_stream import compute_stream
-from baton.device.stream import Event
+from baton.device.streams.cuda_stream import compute_stream
+from baton.device.streams.stream import Event
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.memory.kv_cache import BlockMemory
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from baton.device.upload import UploadBuffer
+from baton.device.streams.upload import UploadBuffer
 from baton.engine.model.layers.tensor_spec import TensorPart
 from baton.engine.model.safetensors_file import StoredTensor
 

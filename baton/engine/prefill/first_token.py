@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.device.upload import put_values
+from baton.device.streams.upload import put_values
 from baton.engine.sampling.logit_edits import Bias, HeldStops, LogitEdits, Masks, Penalties
 from baton.engine.sampling.logprobs import logprobs_of
 from baton.engine.sampling.reference import Filters, Sampling, sample

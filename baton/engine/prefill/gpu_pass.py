@@ -23,10 +23,10 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from baton.device.cuda_stream import compute_stream
-from baton.device.graphs import Recorder
-from baton.device.stream import ComputeStream
-from baton.device.upload import put_ints
+from baton.device.streams.cuda_stream import compute_stream
+from baton.device.streams.graphs import Recorder
+from baton.device.streams.stream import ComputeStream
+from baton.device.streams.upload import put_ints
 from baton.engine.forward.joined_rows import JoinedRows, row_count
 from baton.engine.forward.layer_program import embed_rows, run_layers
 from baton.engine.forward.layers.experts import run_experts

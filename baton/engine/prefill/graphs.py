@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from baton.device.graphs import Graph, Recorder
-from baton.device.upload import put_ints
+from baton.device.streams.graphs import Graph, Recorder
+from baton.device.streams.upload import put_ints
 from baton.engine.forward.joined_rows import JoinedRows, row_count
 from baton.engine.prefill.step_inputs import InputLayout, Places, StepInputs
 

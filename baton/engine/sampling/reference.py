@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from baton.device.upload import put_values
+from baton.device.streams.upload import put_values
 from baton.engine.kernels.reference.philox import PURPOSE_DRAW, random_words
 from baton.engine.sampling.logit_edits import NO_EDITS, LogitEdits
 from baton.engine.sequence import SamplingParams

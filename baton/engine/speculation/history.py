@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.device.upload import UploadBuffer
+from baton.device.streams.upload import UploadBuffer
 
 
 class History:

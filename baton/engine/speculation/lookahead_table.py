@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from baton.device.upload import UploadBuffer
+from baton.device.streams.upload import UploadBuffer
 from baton.engine.speculation.history import History
 from baton.engine.speculation.lookahead_cells import (
     BUCKET_BYTES,

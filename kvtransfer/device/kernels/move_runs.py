@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.cuda_runtime import CudaError, cuda_runtime
-from baton.device.link_device import Kernel
+from baton.device.streams.link_device import Kernel
 from kvtransfer.device.kernels.move_plan import ROW_WORDS, SUM_PARTS
 from kvtransfer.protocol.checksum import TILE_SEED, TILE_WORDS
 

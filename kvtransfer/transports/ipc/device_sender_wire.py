@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.device.stream import Event
+from baton.device.streams.stream import Event
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.kernels.move_plan import Direction

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from google.protobuf.message import DecodeError
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.device.link_device import LinkDevice
+from baton.device.streams.link_device import LinkDevice
 from baton.v1.transfer_pb2 import (
     OpenLinkRequest,
     OpenLinkResponse,

@@ -15,8 +15,8 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.device.link_device import MAX_HANDLE_BYTES
 from baton.device.shared_memory import SharedMemory
+from baton.device.streams.link_device import MAX_HANDLE_BYTES
 from kvtransfer.device.kernels.move_plan import SUM_PARTS
 from kvtransfer.device.piece_memory import ROW_BYTES, PieceSums
 from kvtransfer.link.frame_queue import CONTROL_FRAMES

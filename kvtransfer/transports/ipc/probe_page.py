@@ -13,8 +13,8 @@ import secrets
 
 import numpy as np
 
-from baton.device.link_device import LinkDevice
 from baton.device.shared_memory import SharedMemory
+from baton.device.streams.link_device import LinkDevice
 
 PAGE_BYTES = 4096
 NONCE_BYTES = 16

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from baton.base.errors import BatonError
-from baton.device.stream import Event
+from baton.device.streams.stream import Event
 from baton.v1.transfer_pb2 import SignedOpenLinkResponse
 from kvtransfer.link.staging import Staging
 from kvtransfer.protocol.frames import FrameError, Piece, SenderFrame, decode_headers

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.base.errors import BatonError
-from baton.device.link_device import LinkDevice
-from baton.device.nccl_channel import NcclChannel
+from baton.device.nccl.nccl_channel import NcclChannel
+from baton.device.streams.link_device import LinkDevice
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.link.interfaces import UnreachableError
 
@@ -45,7 +45,7 @@ _ABORT_DELAY_S = 0.4
 
 
 class Channels(Protocol):
-    """`baton.device.cuda_nccl.CudaNccl`, or a test double."""
+    """`baton.device.nccl.cuda_nccl.CudaNccl`, or a test double."""
 
     def unique_id(self) -> bytes: ...
 

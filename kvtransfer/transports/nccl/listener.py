@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.device.link_device import LinkDevice
+from baton.device.streams.link_device import LinkDevice
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.link.frame_queue import FrameQueue

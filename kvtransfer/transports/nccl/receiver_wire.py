@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.device.nccl_channel import NcclChannel
-from baton.device.stream import Event
+from baton.device.nccl.nccl_channel import NcclChannel
+from baton.device.streams.stream import Event
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.link.frame_queue import CONTROL_FRAMES
 from kvtransfer.link.staging import Staging

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.device.nccl_channel import NcclChannel
-from baton.device.stream import Event
+from baton.device.nccl.nccl_channel import NcclChannel
+from baton.device.streams.stream import Event
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.kernels.move_plan import Direction

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from baton.device.stream import TimedEvent
+from baton.device.streams.stream import TimedEvent
 from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.plan.prefill_step import PrefillStep
 from baton.perf_model.prefill_fit import TimedPass

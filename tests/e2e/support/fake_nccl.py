@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from baton.device import nccl_channel
+from baton.device.nccl import nccl_channel
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.config.transfer import TransferConfig

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.device.cuda_stream import TorchStream
+from baton.device.streams.cuda_stream import TorchStream
 from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.kernels.fusion import Epilogue

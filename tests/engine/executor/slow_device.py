@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from baton.device.stream import TimedEvent
+from baton.device.streams.stream import TimedEvent
 from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.executor.executor import StepExecutor
 from baton.engine.executor.prefill_steps import PrefillSteps

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 import torch
 
-from baton.device.graphs import Graph
+from baton.device.streams.graphs import Graph
 from baton.engine.decode.graph_step import StepGraphs
 from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 from baton.engine.plan.decode_rows import QUEUED

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.device.graphs import Graph
+from baton.device.streams.graphs import Graph
 from baton.engine.decode.graph_step import StepGraphs
 from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 from baton.engine.plan.step_plan import StepPlan

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.device.graphs import Recorder
 from baton.device.peer_memory import enable_peer_access, plain_bytes
+from baton.device.streams.graphs import Recorder
 from baton.engine.kernels.fusion import Norm
 from baton.engine.parallel.cuda_rank import CudaRank
 from baton.engine.parallel.exchange import Exchange, ExchangeTimeoutError

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.device.cuda_stream import compute_stream
+from baton.device.streams.cuda_stream import compute_stream
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache

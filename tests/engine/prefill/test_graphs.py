@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.device.graphs import Recorder
+from baton.device.streams.graphs import Recorder
 from baton.engine.prefill.attention_plan import KeySplit
 from baton.engine.prefill.graphs import GraphBounds
 from baton.perf_model.row_times import RowTimes

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from baton.base.errors import BatonError
-from baton.device.stream import Event
+from baton.device.streams.stream import Event
 from kvtransfer.link.interfaces import Connector, DeviceSenderWire, SenderWire
 from kvtransfer.protocol.frames import (
     Commit,

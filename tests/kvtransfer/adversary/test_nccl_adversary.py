@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.device.nccl import Communicator
+from baton.device.nccl.nccl_library import Communicator
 from tests.kvtransfer.adversary.adversary import TIMEOUT_S
 from tests.kvtransfer.adversary.nccl_fabric import NcclFabric
 from tests.kvtransfer.adversary.test_adversary import prove

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.device.link_device import LinkDevice
+from baton.device.streams.link_device import LinkDevice
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.interfaces import Connector, SenderWire
 from kvtransfer.link.settings import WindowSettings

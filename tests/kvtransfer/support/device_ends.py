@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from baton.device.link_device import LinkDevice
+from baton.device.streams.link_device import LinkDevice
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.link.interfaces import SenderWire
 from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceSenderWire

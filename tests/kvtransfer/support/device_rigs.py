@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.device.link_device import LinkDevice
+from baton.device.streams.link_device import LinkDevice
 
 if TYPE_CHECKING:  # a peer without devices starts sooner without torch
     from torch import Tensor
@@ -67,7 +67,7 @@ class CudaRig:
     def __init__(self, sender: int = 0, receiver: int = 0) -> None:
         import torch
 
-        from baton.device.cuda_link_device import CudaLinkDevice
+        from baton.device.streams.cuda_link_device import CudaLinkDevice
 
         self.sender: LinkDevice = CudaLinkDevice(torch.device("cuda", sender))
         self.receiver: LinkDevice = CudaLinkDevice(torch.device("cuda", receiver))
@@ -80,8 +80,8 @@ class CudaRig:
         return np.frombuffer(pages, np.uint8, size).reshape(shape)
 
     def tensor(self, array: NDArray[np.uint8], device: LinkDevice) -> Tensor:
-        from baton.device.cuda_link_device import tensor_at
         from baton.device.cuda_runtime import cuda_runtime
+        from baton.device.streams.cuda_link_device import tensor_at
 
         array[:] = array  # its pages are there
         runtime = cuda_runtime()
@@ -92,7 +92,7 @@ class CudaRig:
         return tensor_at(address, array.nbytes, device.tensors_on).view(array.shape)
 
     def flip(self, address: int, bit: int) -> None:
-        from baton.device.cuda_link_device import tensor_at
+        from baton.device.streams.cuda_link_device import tensor_at
 
         tensor_at(address, 1, self.receiver.tensors_on).bitwise_xor_(1 << bit)
 

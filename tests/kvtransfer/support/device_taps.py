@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.device.stream import Event, HostStream
+from baton.device.streams.stream import Event, HostStream
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.interfaces import Connector, SenderWire
 from kvtransfer.protocol.checksum import multipliers

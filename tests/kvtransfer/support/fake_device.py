@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from baton.device.link_device import Kernel, LinkStream, Mapped, Memory
 from baton.device.shared_memory import SharedMemory
-from baton.device.stream import Event
+from baton.device.streams.link_device import Kernel, LinkStream, Mapped, Memory
+from baton.device.streams.stream import Event
 
 _HANDLE = struct.Struct("<II")
 _FREED = 0xDD

@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from baton.device.link_device import LinkDevice
-from baton.device.nccl_channel import NcclChannel
+from baton.device.nccl.nccl_channel import NcclChannel
+from baton.device.streams.link_device import LinkDevice
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.link.interfaces import Connector, Listener
@@ -15,7 +15,7 @@ from kvtransfer.link.settings import ListenerSettings
 from kvtransfer.transports.nccl.connector import NcclConnector
 from kvtransfer.transports.nccl.endpoint import Channels, NcclEndpoint
 from kvtransfer.transports.nccl.listener import NcclListener
-from tests.device.nccl_double import NcclDouble
+from tests.device.nccl.nccl_double import NcclDouble
 from tests.kvtransfer.support.device_rigs import DeviceRig, FakeRig
 
 # NCCL itself takes as long, with the rest of what a process does at first.
@@ -30,7 +30,7 @@ class WatchedChannels:
         self.double = NcclDouble()
         self._channels: Channels = self.double
         if device.tensors_on.type == "cuda":
-            from baton.device.cuda_nccl import CudaNccl
+            from baton.device.nccl.cuda_nccl import CudaNccl
 
             self._channels = CudaNccl(device.tensors_on)
         self.channels: list[NcclChannel] = []

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from baton.base.errors import BatonError
-from baton.device.stream import Event
+from baton.device.streams.stream import Event
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt

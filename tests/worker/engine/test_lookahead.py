@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.device.stream import HostEvent
+from baton.device.streams.stream import HostEvent
 from baton.engine.decode.slots import Grant
 from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.shared_memory.slot_progress import Progress

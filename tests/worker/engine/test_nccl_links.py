@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.device import nccl_channel
+from baton.device.nccl import nccl_channel
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.config.transfer import TransferConfig, Transport

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from baton.device.stream import Event
+from baton.device.streams.stream import Event
 from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError

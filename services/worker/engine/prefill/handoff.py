@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from baton.device.stream import Event
+from baton.device.streams.stream import Event
 from baton.engine.sequence import Sequence as PromptSequence
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.prefill_pb2 import FirstToken, PrefillRequest

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.device.stream import TimedEvent
+from baton.device.streams.stream import TimedEvent
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.plan.prefill_scheduler import PrefillScheduler
 from baton.engine.sequence import Sequence

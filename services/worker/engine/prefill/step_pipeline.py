@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from baton.device.stream import TimedEvent
+from baton.device.streams.stream import TimedEvent
 from baton.engine.executor.prefill_steps import PrefillSteps
 from baton.engine.executor.step_handle import ChunkResult, StepHandle
 from baton.engine.sequence import Sequence

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.device.cuda_link_device import CudaLinkDevice
-from baton.device.nccl import Nccl
+from baton.device.nccl.nccl_library import Nccl
+from baton.device.streams.cuda_link_device import CudaLinkDevice
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.mover import warm
 from kvtransfer.protocol.addresses import NCCL
@@ -53,7 +53,7 @@ def nccl_links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint | No
         if transport == NCCL:
             raise _no_nccl("this worker's KV blocks cannot be moved between GPUs")
         return None
-    from baton.device.cuda_nccl import CudaNccl
+    from baton.device.nccl.cuda_nccl import CudaNccl
 
     try:
         return NcclEndpoint(blocks.device, CudaNccl(blocks.device.tensors_on))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from baton.device.cuda_stream import compute_stream
-from baton.device.stream import ComputeStream
+from baton.device.streams.cuda_stream import compute_stream
+from baton.device.streams.stream import ComputeStream
 from baton.engine.executor.prefill_steps import PrefillSteps
 from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.model.tensors import half_context, least_rows

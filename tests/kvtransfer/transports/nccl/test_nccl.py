@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from baton.base.errors import BatonError
-from baton.device import nccl_channel
-from baton.device.nccl import Result
-from baton.device.stream import Event
+from baton.device.nccl import nccl_channel
+from baton.device.nccl.nccl_library import Result
+from baton.device.streams.stream import Event
 from kvtransfer.link.settings import ListenerSettings
 from kvtransfer.protocol.frames import Piece, StopAck, encode, encode_piece_header
 from kvtransfer.sender.events import Acknowledged

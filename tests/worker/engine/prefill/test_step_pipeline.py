@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.device.stream import HostStream, TimedEvent
+from baton.device.streams.stream import HostStream, TimedEvent
 from baton.engine.executor.decode_factory import decode_loop
 from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.memory.kv_cache import KVCache

@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from baton.device.nccl import NcclError, Result
-from baton.device.stream import Event, Stream
+from baton.device.nccl.nccl_library import NcclError, Result
+from baton.device.streams.stream import Event, Stream
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,8 +34,7 @@ _MIN_POLL_S, _MAX_POLL_S = 20e-6, 2e-3
 
 
 class PairCommunicator(Protocol):
-    """The part of `baton.device.nccl.Communicator` that a channel uses: complete, and connected to its
-    peer."""
+    """The part of `nccl_library.Communicator` that a channel uses: complete, and connected to its peer."""
 
     def state(self) -> Result: ...
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from baton.device.cuda_runtime import CudaError, CudaRuntime, cuda_runtime
-from baton.device.link_device import Kernel
-from baton.device.stream import ComputeStream, Event, HostStream, TimedEvent
+from baton.device.streams.link_device import Kernel
+from baton.device.streams.stream import ComputeStream, Event, HostStream, TimedEvent
 
 
 class CudaEvent:

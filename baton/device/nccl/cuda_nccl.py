@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 
 from baton.device.cuda_runtime import cuda_runtime
-from baton.device.cuda_stream import CudaStream
-from baton.device.nccl import Communicator, Nccl, NcclError, Result
-from baton.device.nccl_channel import NcclChannel
-from baton.device.stream import Stream
+from baton.device.nccl.nccl_channel import NcclChannel
+from baton.device.nccl.nccl_library import Communicator, Nccl, NcclError, Result
+from baton.device.streams.cuda_stream import CudaStream
+from baton.device.streams.stream import Stream
 
 # Multiprocessors that a channel's kernels may take: with fewer, NCCL 2.28 moves pieces of up to 128 MiB at
 # half the rate; between two H200s 16 move 340 GB/s, 8 of them 245 (docs/decisions/0015).

@@ -18,9 +18,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from baton.device.nccl import UNIQUE_ID_BYTES, NcclError, Result
-from baton.device.nccl_channel import NcclChannel
-from baton.device.stream import Event, Stream
+from baton.device.nccl.nccl_channel import NcclChannel
+from baton.device.nccl.nccl_library import UNIQUE_ID_BYTES, NcclError, Result
+from baton.device.streams.stream import Event, Stream
 
 RECEIVER, SENDER = 1, 0
 _SIZE = struct.Struct("<Q")

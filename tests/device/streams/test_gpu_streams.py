@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.device.cuda_stream import TorchEvent, TorchStream
+from baton.device.streams.cuda_stream import TorchEvent, TorchStream
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from baton.device.nccl import UNIQUE_ID_BYTES, Communicator, Config, Nccl, NcclError, Result
+from baton.device.nccl.nccl_library import UNIQUE_ID_BYTES, Communicator, Config, Nccl, NcclError, Result
 
 _HANDLE = 0xBEEF
 

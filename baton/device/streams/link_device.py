@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from baton.device.shared_memory import SharedMemory
-from baton.device.stream import Stream
+from baton.device.streams.stream import Stream
 
 if TYPE_CHECKING:
     import torch

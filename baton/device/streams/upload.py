@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from baton.device.cuda_stream import compute_stream
+from baton.device.streams.cuda_stream import compute_stream
 
 
 class UploadBuffer:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from baton.device.cuda_runtime import HANDLE_BYTES, CudaError, CudaRuntime, cuda_runtime
-from baton.device.cuda_stream import CudaStream
-from baton.device.link_device import LinkStream, Mapped, Memory
 from baton.device.shared_memory import SharedMemory
+from baton.device.streams.cuda_stream import CudaStream
+from baton.device.streams.link_device import LinkStream, Mapped, Memory
 
 # CUDA suballocates from blocks of this size, and an IPC handle opens the whole block.
 _ALLOCATION_BYTES = 2 << 20

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from baton.device import nccl_channel
-from baton.device.nccl import Result
-from baton.device.nccl_channel import NcclChannel, PairCommunicator
-from baton.device.stream import Event, Stream
-from tests.device.nccl_double import RECEIVER, SENDER, DoubleStream, NcclDouble
+from baton.device.nccl import nccl_channel
+from baton.device.nccl.nccl_channel import NcclChannel, PairCommunicator
+from baton.device.nccl.nccl_library import Result
+from baton.device.streams.stream import Event, Stream
+from tests.device.nccl.nccl_double import RECEIVER, SENDER, DoubleStream, NcclDouble
 from tests.support.events import FakeEvent
 from tests.support.waiting import block_until
 
