@@ -40,7 +40,7 @@ _SEED = 1
 
 
 @dataclass(slots=True)
-class Window:
+class TransferWindow:
     """`receiver`: its figures. `seconds`: of each transfer, from its first push to the acknowledgement
     of its commit. `compared`: whether the bytes of the last one were compared at both ends."""
 
@@ -66,10 +66,10 @@ class Sending:
         self._begun: dict[int, float] = {}  # when those were that are under way
         self._next = first
 
-    def window(self, kind: str, steps: int, rate: float = 0.0) -> Window:
+    def window(self, kind: str, steps: int, rate: float = 0.0) -> TransferWindow:
         """Runs one window. BatonError where a transfer fails, RuntimeError where the receiver fails or its
         bytes differ, TimeoutError."""
-        found, plan = Window(kind, rate if kind == PACED else 0.0), due(kind, rate)
+        found, plan = TransferWindow(kind, rate if kind == PACED else 0.0), due(kind, rate)
         most = _SATURATING if kind == SATURATING else EXPECTED
         self._end.send_command({"steps": steps, "arrivals": kind != ALONE})
         self._end.receive()
@@ -155,7 +155,7 @@ def beside_decode(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return [summary_of(kind, windows, setting) for kind in KINDS]
 
 
-def _rounds(sending: Sending, setting: Setting, rounds: int, output: int) -> Iterator[Window]:
+def _rounds(sending: Sending, setting: Setting, rounds: int, output: int) -> Iterator[TransferWindow]:
     rate = 0.0
     for number in range(rounds):
         for kind in KINDS if number % 2 == 0 else KINDS[::-1]:
@@ -166,7 +166,7 @@ def _rounds(sending: Sending, setting: Setting, rounds: int, output: int) -> Ite
             yield window
 
 
-def summary_of(kind: str, windows: list[Window], setting: Setting) -> dict[str, Any]:
+def summary_of(kind: str, windows: list[TransferWindow], setting: Setting) -> dict[str, Any]:
     """The figures of all windows of a kind. A step is measured from end to end, a gap from a step's end to
     the next one's first kernel."""
     alone = [window.step_ms for window in windows if window.kind == ALONE]

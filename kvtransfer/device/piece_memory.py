@@ -1,6 +1,6 @@
 """Staging in device memory, and checksums of the pieces that a kernel moves.
 
-    header 0 | piece 0 | header 1 | piece 1 …     `stride` bytes apart; a `Window` shows the pieces alone
+    header 0 | piece 0 | header 1 | piece 1 …     `stride` bytes apart; `WindowMemory` has the pieces alone
 
 Each program of a kernel writes a partial sum, and the host adds them, so a sum needs no device memory that
 must be cleared, and no copy to the host:
@@ -27,8 +27,8 @@ ROW_BYTES = 8 * SUM_PARTS
 
 
 class PieceMemory:
-    """A `Window`, freed by its owner. With headers, no other process can open it: its transport brings bytes
-    into this process's memory itself."""
+    """A `WindowMemory`, freed by its owner. With headers, no other process can open it: its transport brings
+    bytes into this process's memory itself."""
 
     def __init__(self, device: LinkDevice, pieces: int, piece_bytes: int, *, heads: bool = False) -> None:
         """OSError where the device has no memory left."""

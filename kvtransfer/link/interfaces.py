@@ -24,7 +24,7 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.device.streams.link_device import LinkDevice
 from baton.device.streams.stream import Event
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.link.staging import Staging, Window
+from kvtransfer.link.staging import Staging, WindowMemory
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import Piece, ReceiverFrame, SenderControl, SenderFrame
 
@@ -133,7 +133,7 @@ class LinkRequest(Protocol):
     def device(self) -> LinkDevice | None:
         """The receiver's device that the sender's would write to; None where bytes come to the host."""
 
-    def window(self, pieces: int, piece_bytes: int) -> Window | None:
+    def window(self, pieces: int, piece_bytes: int) -> WindowMemory | None:
         """Memory for the staging of this link, on the device where there is one; None where messages bring
         their pieces. BatonError(OVERLOADED) where there is none left."""
 

@@ -32,7 +32,7 @@ class Owner(IntEnum):
     QUARANTINED = 2
 
 
-class Window(Protocol):
+class WindowMemory(Protocol):
     """Memory of a window: an array of bytes, or a device's."""
 
     @property
@@ -47,7 +47,12 @@ class Staging:
     as its message contained it, which is kept until its index is freed."""
 
     def __init__(
-        self, pieces: int, piece_bytes: int, window: Window | None = None, *, between_devices: bool = False
+        self,
+        pieces: int,
+        piece_bytes: int,
+        window: WindowMemory | None = None,
+        *,
+        between_devices: bool = False,
     ) -> None:
         if pieces < 2:
             raise ValueError("a window of staging has at least two pieces")

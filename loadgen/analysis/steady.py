@@ -47,7 +47,7 @@ class Steadiness(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class MeasuredWindow:
     """The window [since, until) in seconds, and the behaviour of the backlog in it."""
 
     since: float
@@ -70,22 +70,22 @@ def backlog_at(times: Floats, scheduled: Floats, ended: Floats) -> Floats:
     return (due - over).astype(np.float64)
 
 
-def find_window(scheduled: Floats, ended: Floats, *, stationary: bool = True) -> Window:
+def find_window(scheduled: Floats, ended: Floats, *, stationary: bool = True) -> MeasuredWindow:
     """The window of a run; the whole run, without a verdict, for a load that is not `stationary`."""
     if not len(scheduled):
-        return Window(0.0, 0.0, Steadiness.SHORT, 0.0, 0.0)
+        return MeasuredWindow(0.0, 0.0, Steadiness.SHORT, 0.0, 0.0)
     first, last = float(scheduled.min()), float(scheduled.max())
     times = np.linspace(first, last, _SAMPLES + 1)[1:]
     backlog = backlog_at(times, scheduled, ended)
     if not stationary or len(scheduled) < _FEWEST:
-        return Window(first, last, Steadiness.SHORT, float(backlog.mean()), 0.0)
+        return MeasuredWindow(first, last, Steadiness.SHORT, float(backlog.mean()), 0.0)
     half = _SAMPLES // 2
     since = max(float(times[_mser(backlog)]), _filled(ended, float(np.median(backlog[half:]))))
     since = min(since, float(times[half]))
     return judge_window(scheduled, ended, since, last)
 
 
-def judge_window(scheduled: Floats, ended: Floats, since: float, until: float) -> Window:
+def judge_window(scheduled: Floats, ended: Floats, since: float, until: float) -> MeasuredWindow:
     """Judges the backlog in a given window."""
     times = np.linspace(since, until, _SAMPLES + 1)[1:]
     backlog = backlog_at(times, scheduled, ended)
@@ -99,7 +99,7 @@ def judge_window(scheduled: Floats, ended: Floats, since: float, until: float) -
     elif certain and abs(growth) > max(_MOVED * mean, 4 * math.sqrt(mean + 1)):
         unserved = growth > _UNSERVED * arrivals
         steadiness = Steadiness.GROWING if unserved else Steadiness.MOVING
-    return Window(since, until, steadiness, mean, growth)
+    return MeasuredWindow(since, until, steadiness, mean, growth)
 
 
 def _mser(values: Floats) -> int:

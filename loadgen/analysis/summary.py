@@ -22,7 +22,7 @@ from loadgen.analysis.intervals import (
 from loadgen.analysis.metrics import ITL_FORMULA, LAG_FORMULA, READ_LAG_FORMULA, SUMMED
 from loadgen.analysis.quantities import Estimate, Quantity, bootstrap_of, defined, gaps_of, quantity
 from loadgen.analysis.slo import ATTAINMENT_FORMULA, GOOD_FORMULA, Judge
-from loadgen.analysis.steady import WINDOW_FORMULA, Steadiness, Window, find_window
+from loadgen.analysis.steady import WINDOW_FORMULA, MeasuredWindow, Steadiness, find_window
 from loadgen.common.record import NO_FAILURE, Outcome, Record
 from loadgen.common.settings import JudgeSettings, Settings
 
@@ -94,7 +94,7 @@ class Summary:
 
     invalid: list[Reason]
     cautions: list[str]
-    window: Window
+    window: MeasuredWindow
     # Counts of the whole run; then of the window.
     planned: int
     due: int
@@ -216,7 +216,7 @@ def _cached_share(records: Sequence[Record]) -> float | None:
     return sum(cached for cached, _ in known) / prompts if prompts else None
 
 
-def _throughput(whole: Columns, inside: Columns, window: Window) -> Throughput:
+def _throughput(whole: Columns, inside: Columns, window: MeasuredWindow) -> Throughput:
     seconds = max(1e-9, window.seconds)
     tokens = sum(
         int(np.searchsorted(r.token_times, window.until) - np.searchsorted(r.token_times, window.since))
@@ -264,7 +264,9 @@ def _by_class(columns: Columns, settings: Settings) -> dict[str, Attainment]:
     return found
 
 
-def _cautions(window: Window, settings: Settings, cached_share: float | None, *, stopped: bool) -> list[str]:
+def _cautions(
+    window: MeasuredWindow, settings: Settings, cached_share: float | None, *, stopped: bool
+) -> list[str]:
     cautions: list[str] = []
     if cached_share is not None and cached_share > _MOST_CACHED and not settings.shares_prefixes:
         cautions.append(
@@ -328,7 +330,7 @@ def _of_the_generator(summary: Summary, limits: JudgeSettings) -> list[Reason]:
     return reasons
 
 
-def _of_the_window(window: Window) -> list[Reason]:
+def _of_the_window(window: MeasuredWindow) -> list[Reason]:
     if window.steadiness is Steadiness.GROWING:
         text = (
             f"the backlog grew by {window.growth:.0f} requests in {window.seconds:.0f} s: the server is past "

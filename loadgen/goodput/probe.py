@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from loadgen.analysis.intervals import correlation_time, freedom_of, wilson
-from loadgen.analysis.steady import Steadiness, Window, find_window, judge_window
+from loadgen.analysis.steady import MeasuredWindow, Steadiness, find_window, judge_window
 from loadgen.common.arrays import Flags, Floats
 
 # A probe starts with an empty server; at least this share of it is cut.
@@ -74,7 +74,7 @@ class Probe:
         return cls(rate, offered, window.seconds, len(hits), share, draws, low, high, steadiness, verdict)
 
 
-def _window(scheduled: Floats, ended: Floats) -> Window:
+def _window(scheduled: Floats, ended: Floats) -> MeasuredWindow:
     window = find_window(scheduled, ended)
     first, last = float(scheduled[0]), float(scheduled[-1])
     cut = first + CUT * (last - first)

@@ -8,7 +8,7 @@ import numpy as np
 
 from loadgen.analysis.columns import Columns
 from loadgen.analysis.metrics import tpot, ttft
-from loadgen.analysis.steady import Window, backlog_at
+from loadgen.analysis.steady import MeasuredWindow, backlog_at
 from loadgen.analysis.summary import STAGES
 from loadgen.common.arrays import Floats, Integers
 from loadgen.common.record import NO_FAILURE, Outcome
@@ -39,7 +39,7 @@ def distribution(name: str, milliseconds: Floats, limit: float | None, style: st
     return chart
 
 
-def over_time(columns: Columns, window: Window, metric: str, limit: float | None) -> Chart | None:
+def over_time(columns: Columns, window: MeasuredWindow, metric: str, limit: float | None) -> Chart | None:
     """Every request's TTFT or TPOT over its due time; misses are highlighted."""
     of, title = (ttft, "TTFT over time") if metric == "ttft" else (tpot, "TPOT over time")
     rows = [
@@ -61,7 +61,7 @@ def over_time(columns: Columns, window: Window, metric: str, limit: float | None
     return chart
 
 
-def backlog(columns: Columns, window: Window) -> Chart:
+def backlog(columns: Columns, window: MeasuredWindow) -> Chart:
     """The backlog, and failed requests."""
     scale = _seconds(columns)
     times = np.linspace(scale.low, scale.high, 400)
@@ -75,7 +75,7 @@ def backlog(columns: Columns, window: Window) -> Chart:
     return chart
 
 
-def throughput(columns: Columns, window: Window) -> Chart | None:
+def throughput(columns: Columns, window: MeasuredWindow) -> Chart | None:
     """Chart of output tokens received per second; None without tokens."""
     times = np.array([time for record in columns.records for time in record.token_times])
     if not len(times):

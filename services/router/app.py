@@ -43,9 +43,9 @@ from services.router.lifecycle.readiness import Readiness
 from services.router.lifecycle.request_lifecycle import LifecycleDeps
 from services.router.observability.metrics import metrics_route, register_metrics
 from services.router.observability.process_series import series
+from services.router.observability.sliding_window import SlidingWindow
 from services.router.observability.status import Status
 from services.router.observability.store import Store
-from services.router.observability.window import Window
 from services.router.placement.placement import Placement
 from services.router.placement.pools import Pools
 from services.router.placement.prefix_affinity import PrefixAffinity
@@ -92,7 +92,7 @@ class Router:
         self._assemble_requests(info)
         self._background: list[asyncio.Task[None]] = []
         self._addresses: dict[str, str] = {}
-        self._window = Window(self.observations)
+        self._window = SlidingWindow(self.observations)
         registry = CollectorRegistry()
         self._assemble_siblings(registry)
         self._assemble_public(registry)

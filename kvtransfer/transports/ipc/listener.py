@@ -31,7 +31,7 @@ from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.link.interfaces import LinkRequest
 from kvtransfer.link.open_requests import LinkRequestQueue, RejectedCallers
 from kvtransfer.link.settings import ListenerSettings
-from kvtransfer.link.staging import Staging, Window
+from kvtransfer.link.staging import Staging, WindowMemory
 from kvtransfer.protocol.addresses import IPC, Endpoint
 from kvtransfer.protocol.link_auth import Challenges
 from kvtransfer.transports.ipc.byte_ring import STORES_IN_ORDER
@@ -66,7 +66,7 @@ class _IpcLinkRequest:
         self._wake = wake
         self._memory: LinkMemory | None = None
 
-    def window(self, pieces: int, piece_bytes: int) -> Window:
+    def window(self, pieces: int, piece_bytes: int) -> WindowMemory:
         try:
             if self.device is None:
                 self._memory = LinkMemory.create(pieces * piece_bytes)

@@ -29,8 +29,8 @@ from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.lifecycle.observations import Observations
 from services.router.lifecycle.outbox import UnreadBudget
 from services.router.lifecycle.readiness import Readiness
+from services.router.observability.sliding_window import LONGEST_S, Recent, SlidingWindow, status_of
 from services.router.observability.store import Store
-from services.router.observability.window import LONGEST_S, Recent, Window, status_of
 from services.router.placement.pools import Pools
 from services.router.processes.sibling_questions import SiblingQuestions
 from services.router.queue.counted_queue import CountedQueue
@@ -56,7 +56,7 @@ class Status:
 
     model: ServedModel
     observations: Observations
-    window: Window
+    window: SlidingWindow
     readiness: Readiness
     dispatcher: Dispatcher
     unread: UnreadBudget

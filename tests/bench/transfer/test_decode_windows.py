@@ -24,7 +24,16 @@ from baton.base.errors import BatonError
 from bench.decode.clocks import ClockReader
 from bench.decode.engine import DecodeEngine, StepLines
 from bench.transfer.decode_end import EXPECTED, DecodingEnd, Setting, engine_of
-from bench.transfer.decode_windows import ALONE, KINDS, PACED, SATURATING, Sending, Window, due, summary_of
+from bench.transfer.decode_windows import (
+    ALONE,
+    KINDS,
+    PACED,
+    SATURATING,
+    Sending,
+    TransferWindow,
+    due,
+    summary_of,
+)
 from bench.transfer.sending import SendingEnd
 from kvtransfer.device.blocks import DeviceBlocks
 from tests.bench.decode.test_clocks import Ring
@@ -171,7 +180,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
 def test_between_devices(between: Between) -> None:
     """The measured windows, over a link that writes into the cache. Then the accounting is consistent, and a
     bit that flips in the cache afterwards is found."""
-    windows: list[Window] = []
+    windows: list[TransferWindow] = []
     setting, end, engine = between.setting, between.end, between.engine
 
     def work(sending: Sending, sender: SendingEnd) -> None:
@@ -209,9 +218,9 @@ def test_a_transfer_that_fails_ends_the_measurement(between: Between) -> None:
     assert between.end.receiver.counters.transfers_committed == 0
 
 
-def window(kind: str, step_ns: list[int], **more: Any) -> Window:
+def window(kind: str, step_ns: list[int], **more: Any) -> TransferWindow:
     receiver = {"step_ns": step_ns, "gap_ns": [1000] * len(step_ns), "seconds": 2.0, "clock": "gpu"}
-    return Window(
+    return TransferWindow(
         kind, 7.0, {**receiver, "transfers": 0, "bytes": 0, "on_device": True, **more}, [0.25, 0.75]
     )
 

@@ -39,7 +39,7 @@ class Recent:
     histograms: dict[str, list[int]]
 
 
-class Window:
+class SlidingWindow:
     """Keeps the snapshots of the last minute."""
 
     def __init__(self, observations: Observations) -> None:
