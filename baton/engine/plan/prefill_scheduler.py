@@ -126,7 +126,7 @@ class PrefillScheduler:
             raise BatonError(ErrorKind.OVERLOADED, f"{self._max_sequences} prefills wait already")
         self._sequences[sequence] = self.clock()
 
-    def admit(self, now: float) -> None:
+    def allocate_blocks(self, now: float) -> None:
         """Gives blocks to the prompts that wait, and what the prefix cache has of them, in the order in which
         they are computed, while there are blocks."""
         if any(not self._has_started(one) for one in self._sequences):

@@ -75,7 +75,7 @@ class StepPlanner:
         loop iteration, after the states of steps were brought up to date."""
         self._turn_s, self._looked_at = min(now - self._looked_at, _LONGEST_TURN_S), now
         if self._may_begin(now):
-            self.prompts.admit(now)
+            self.prompts.allocate_blocks(now)
 
     def plan(self, now: float) -> StepPlan | None:
         """The next launch; None where there is nothing to do, or no step is due. Prompts come first."""

@@ -133,7 +133,7 @@ class Player:
         self._free(number, sequence)
 
     def observes(self, now: float) -> None:
-        self.engine.scheduler.admit(now)
+        self.engine.scheduler.allocate_blocks(now)
 
     def launches(self, plan: StepPlan) -> None:
         """Launches a plan. Where entries were posted since, all before has ended: so they take effect in this

@@ -27,7 +27,7 @@ def queued(engine: LocalEngine, prompt: tuple[int, ...]) -> Sequence:
     """A prompt that has its blocks."""
     sequence = Sequence(prompt, len(prompt), SamplingParams(), Limits(4))
     engine.scheduler.add(sequence)
-    engine.scheduler.admit(0.0)
+    engine.scheduler.allocate_blocks(0.0)
     assert sequence.blocks is not None
     return sequence
 
@@ -120,7 +120,7 @@ def test_a_mixed_plan_has_its_rows_in_the_pass_and_counts_as_both() -> None:
     decode = SlowDecode()
     ahead = Ahead(tokens=100, decode=decode)
     prompt = ahead.add(30)
-    ahead.scheduler.admit(0.0)
+    ahead.scheduler.allocate_blocks(0.0)
     plan = StepPlan((Chunk(prompt, 0, 30),), DecodeRows(4), expected_s=0.05, decode_s=0.02)
     handle = ahead.executor.launch(plan)
     assert (ahead.passes.joined, ahead.stream.rows) == ([decode], [30])

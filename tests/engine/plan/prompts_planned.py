@@ -9,7 +9,7 @@ from baton.engine.plan.step_plan import Chunk
 def planned(scheduler: PrefillScheduler, others: int = 0) -> tuple[Chunk, ...]:
     """The next step's chunks, once prompts have their blocks."""
     now = scheduler.clock()
-    scheduler.admit(now)
+    scheduler.allocate_blocks(now)
     return scheduler.plan(now, others)
 
 

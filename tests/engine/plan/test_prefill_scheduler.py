@@ -328,7 +328,7 @@ def test_a_step_predicts_each_prompt_once() -> None:
         prompt = sequence(length)
         prompt.first_token_in_s = 1.0
         scheduler.add(prompt)
-    scheduler.admit(0.0)
+    scheduler.allocate_blocks(0.0)
     cost.predicted = 0
     scheduler.plan(0.0)
     assert cost.predicted == 3

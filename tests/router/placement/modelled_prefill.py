@@ -63,7 +63,7 @@ class ModelledPrompts:
 
     def _launch(self) -> tuple[Chunk, ...]:
         now = asyncio.get_running_loop().time()
-        self._scheduler.admit(now)
+        self._scheduler.allocate_blocks(now)
         chunks = self._scheduler.plan(now)
         if chunks:
             self._scheduler.launched(chunks, now)

@@ -23,8 +23,8 @@ from kvtransfer.receiver.events import (
     TransferStarted,
     Withdrawn,
 )
-from services.worker.engine.decode.admission import AdmissionChecks
-from services.worker.engine.decode.reservation import Admission, Reservation
+from services.worker.engine.decode.prepared_sequences import SequencePreparer
+from services.worker.engine.decode.reservation import PreparedSequence, Reservation
 from services.worker.engine.decode.reserved_slots import ReservedSlots
 from services.worker.engine.decode.ticket_table import CommitOutcome
 
@@ -39,7 +39,7 @@ class HandoffReceiver:
     of a block on the wire, by cache group."""
 
     reserved: ReservedSlots
-    admissions: AdmissionChecks
+    preparer: SequencePreparer
     signer: TicketSigner
     block_bytes: Sequence[int]
     committed: int = field(default=0, init=False)
@@ -92,9 +92,9 @@ class HandoffReceiver:
                 case TransferStarted(transfer_id):
                     self.reserved.tickets.receiving(transfer_id)
                 case MetadataReceived(transfer_id, record):
-                    self._early(self.admissions.prepare, transfer_id, record)
+                    self._early(self.preparer.prepare, transfer_id, record)
                 case CommitPending(transfer_id, record):
-                    self._early(self.admissions.complete, transfer_id, record)
+                    self._early(self.preparer.complete, transfer_id, record)
                 case Committed(transfer_id, record):
                     self._commit_received(transfer_id, record)
                 case Withdrawn(transfer_id):
@@ -104,7 +104,7 @@ class HandoffReceiver:
     def _early(
         self, check: Callable[[Reservation, CommitRecord], object], transfer_id: int, record: CommitRecord
     ) -> None:
-        """Prepares an admission before its commit, at which an invalid record is refused."""
+        """Prepares a sequence before its commit, at which an invalid record is refused."""
         entry = self.reserved.tickets.find_transfer(transfer_id)
         if entry is not None:
             with contextlib.suppress(BatonError):
@@ -115,35 +115,37 @@ class HandoffReceiver:
         assert self.reserved.receiver is not None
         transfers = self.reserved.receiver.transfers
         try:
-            reservation, admission = self._admit(transfer_id, record)
+            reservation, prepared = self._admit(transfer_id, record)
         except BatonError as error:
             transfers.refuse(transfer_id, error)
             self.reserved.end_unused(transfer_id)
         else:
             transfers.acknowledge(transfer_id)  # before the accounting: prefill waits for it
-            self._finish_admission(reservation, admission, record)
+            self._finish_admission(reservation, prepared, record)
 
-    def _admit(self, transfer_id: int, record: CommitRecord) -> tuple[Reservation, Admission]:
+    def _admit(self, transfer_id: int, record: CommitRecord) -> tuple[Reservation, PreparedSequence]:
         """Spends the ticket and posts the admission; `_finish_admission` follows."""
         entry = self.reserved.tickets.find_transfer(transfer_id)
         if entry is None:
             raise BatonError(ErrorKind.CONFLICT, "the ticket has ended")
-        admission = self.admissions.complete(entry.reservation, record)
+        prepared = self.preparer.complete(entry.reservation, record)
         outcome = self.reserved.tickets.commit(transfer_id)
         if outcome is not CommitOutcome.ACCEPTED:
             raise BatonError(ErrorKind.CONFLICT, f"the ticket cannot be spent: {outcome.name.lower()}")
-        self.reserved.loop.admit(admission.entry)
+        self.reserved.loop.admit(prepared.entry)
         self.reserved.arriving.discard(entry.reservation.key)
         self.reserved.tickets.activate(transfer_id)
-        return entry.reservation, admission
+        return entry.reservation, prepared
 
-    def _finish_admission(self, reservation: Reservation, admission: Admission, record: CommitRecord) -> None:
+    def _finish_admission(
+        self, reservation: Reservation, prepared: PreparedSequence, record: CommitRecord
+    ) -> None:
         """Does what can wait until the commit is acknowledged: caches the prompt's blocks, and counts."""
-        reservation.admission = None
+        reservation.prepared = None
         reservation.token_ids = tuple(record.token_ids)
-        if self.reserved.prefix_cache is not None and admission.block_hashes:
-            reservation.block_hashes = admission.block_hashes
-            self.reserved.prefix_cache.add(admission.block_hashes, reservation.blocks)
+        if self.reserved.prefix_cache is not None and prepared.block_hashes:
+            reservation.block_hashes = prepared.block_hashes
+            self.reserved.prefix_cache.add(prepared.block_hashes, reservation.blocks)
         self.resident_blocks += reservation.resident_blocks * len(self.block_bytes)
         self.resident_bytes += reservation.resident_blocks * sum(self.block_bytes)
         self.reserved.allocation.add(reservation)

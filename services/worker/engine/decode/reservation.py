@@ -17,7 +17,7 @@ SlotKey = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
-class Admission:
+class PreparedSequence:
     """A validated commit record, prepared for its slot.
 
     `entry`: the mailbox entry that admits the sequence. `block_hashes`: of the prompt's full blocks.
@@ -63,7 +63,7 @@ class Reservation:
     # The most drafts that a step may verify for the sequence; None: as many as the steps do.
     max_draft_tokens: int | None = None
     # Prepared when the record arrived ahead of its blocks.
-    admission: Admission | None = None
+    prepared: PreparedSequence | None = None
     # Stops the prefill of this worker that writes into these blocks, where one does.
     revoke_loan: Callable[[], None] | None = None
 

@@ -66,7 +66,7 @@ class ReservedSlots:
     dropped_unknown: int = field(default=0, init=False)
     # The requests' TPOT limits, in ascending order.
     _tpot_limits: list[float] = field(default_factory=list, init=False)
-    # Slots whose sequences are on their way: their admissions are prepared.
+    # Slots whose sequences are on their way, and are prepared.
     arriving: set[SlotKey] = field(default_factory=set, init=False)
     _by_slot: dict[SlotKey, TicketEntry[Reservation]] = field(default_factory=dict, init=False)
 

@@ -19,10 +19,10 @@ from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.receiver import Receiver
-from services.worker.engine.decode.admission import AdmissionChecks
 from services.worker.engine.decode.block_allocation import BlockAllocation
 from services.worker.engine.decode.canary import DecodeCanary
 from services.worker.engine.decode.handoff_receiver import HandoffReceiver
+from services.worker.engine.decode.prepared_sequences import SequencePreparer
 from services.worker.engine.decode.reserved_slots import ReservedBlockSink, ReservedSlots
 from services.worker.engine.decode.ticket_issuer import TicketIssuer
 from services.worker.engine.startup.model_loader import LoadedModel
@@ -86,8 +86,8 @@ class DecodeSide:
         # Context tokens of a sequence on average, when costs were asked for last while any ran. The measured
         # steps may have had more or fewer sequences than run at that time.
         self._context_tokens = 0.0
-        admissions = AdmissionChecks(model, loop, prefix_cache if receiver is not None else None)
-        self.handoffs = HandoffReceiver(self.reserved, admissions, signer, block_bytes)
+        preparer = SequencePreparer(model, loop, prefix_cache if receiver is not None else None)
+        self.handoffs = HandoffReceiver(self.reserved, preparer, signer, block_bytes)
 
     def take_masks(self) -> bool:
         """Gives the slots the grammar masks that have arrived; False where there were none."""

@@ -21,47 +21,47 @@ from services.worker.engine.common.request_parameters import (
     limits_of,
     sampling_of,
 )
-from services.worker.engine.decode.reservation import Admission, Reservation
+from services.worker.engine.decode.reservation import PreparedSequence, Reservation
 from services.worker.engine.startup.model_loader import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
-class AdmissionChecks:
-    """Makes the admissions of one engine. `prefix_cache`: None where no blocks arrive over links, or none are
-    cached."""
+class SequencePreparer:
+    """Prepares sequences of one engine to be admitted to their slots. `prefix_cache`: None where no blocks
+    arrive over links, or none are cached."""
 
     model: LoadedModel
     loop: DecodeLoop
     prefix_cache: PrefixCache | None
 
     def prepare(self, reservation: Reservation, record: CommitRecord) -> None:
-        """Prepares an admission without its first token. Raises BatonError as `complete` does."""
-        reservation.admission = self._admission(reservation, record)
+        """Prepares a sequence without its first token. Raises BatonError as `complete` does."""
+        reservation.prepared = self._prepared(reservation, record)
 
-    def complete(self, reservation: Reservation, record: CommitRecord) -> Admission:
-        """Completes the admission, once. Raises BatonError: CONFLICT where the record is not that of the
-        reservation, INVALID where a value is out of range."""
-        admission = reservation.admission or self._admission(reservation, record)
-        if not admission.complete:
-            self._complete(admission, record)
-            reservation.admission = admission
-        return admission
+    def complete(self, reservation: Reservation, record: CommitRecord) -> PreparedSequence:
+        """Completes the prepared sequence, once. Raises BatonError: CONFLICT where the record is not that of
+        the reservation, INVALID where a value is out of range."""
+        prepared = reservation.prepared or self._prepared(reservation, record)
+        if not prepared.complete:
+            self._complete(prepared, record)
+            reservation.prepared = prepared
+        return prepared
 
-    def _complete(self, admission: Admission, record: CommitRecord) -> None:
+    def _complete(self, prepared: PreparedSequence, record: CommitRecord) -> None:
         vocab_size = self.model.config.vocab_size
         if record.first_token_id >= vocab_size:
             raise BatonError(ErrorKind.INVALID, "the first token is outside the vocabulary")
         self.loop.complete(
-            admission.entry,
+            prepared.entry,
             token_ids=record.token_ids,
             prompt_length=record.prompt_length,
-            sampling=admission.sampling,
+            sampling=prepared.sampling,
             last_token=record.first_token_id,
-            last_logprobs=first_logprobs_of(record, admission.sampling, vocab_size),
+            last_logprobs=first_logprobs_of(record, prepared.sampling, vocab_size),
         )
-        admission.complete = True
+        prepared.complete = True
 
-    def _admission(self, reservation: Reservation, record: CommitRecord) -> Admission:
+    def _prepared(self, reservation: Reservation, record: CommitRecord) -> PreparedSequence:
         vocab_size = self.model.config.vocab_size
         sampling = sampling_of(record.sampling, vocab_size, self.model.max_logprobs)
         limits = limits_of(record.limits, vocab_size)
@@ -80,7 +80,7 @@ class AdmissionChecks:
             tenant=reservation.tenant,
         )
         reservation.prediction = ()  # the slot's history has it
-        return Admission(entry, sampling, block_hashes)
+        return PreparedSequence(entry, sampling, block_hashes)
 
     def _check_record(self, record: CommitRecord, reservation: Reservation, limits: Limits) -> None:
         end = record.prompt_length + limits.max_tokens
