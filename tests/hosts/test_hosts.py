@@ -37,3 +37,8 @@ def test_bad_links_and_hosts_that_move() -> None:
 @pytest.mark.timeout(700)
 def test_without_ipv4() -> None:
     run_tests(SCENARIOS / "scenario_ipv6.py", within_s=600)
+
+
+@pytest.mark.slow
+def test_clients_that_are_cut_off() -> None:
+    run_tests(SCENARIOS / "scenario_silent_clients.py", within_s=120)

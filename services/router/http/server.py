@@ -23,6 +23,7 @@ from services.router.http.connections import Connections
 from services.router.http.guard import HttpGuard
 from services.router.http.named_calls import NamedCalls
 from services.router.http.protocol import LimitedProtocol
+from services.router.http.silent_clients import abort_silent, keep_alive
 from services.router.request.call_trace import CallTrace
 
 if TYPE_CHECKING:
@@ -108,12 +109,14 @@ class HttpServer:
             self._tls = TlsListener(ServerContexts(tls), self.connections)
         self._socket: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     def bind(self, host: str, port: int, *, shared: bool = False) -> str:
         """Binds the port and returns `host:port`; `shared`: other processes listen on it too.
         BatonError(INVALID) if it is in use."""
         self._guard.listens_on(host)
         self._socket = bind_socket(host, port, shared=shared)
+        keep_alive(self._socket)
         return join_address(host, self._socket.getsockname()[1])
 
     async def start(self) -> None:
@@ -127,6 +130,11 @@ class HttpServer:
         if self._tls is not None:
             self._socket.listen(_BACKLOG)
             self._tls.start(self._socket, self._server.make_protocol)
+        self._watching = asyncio.create_task(abort_silent(self._transports))
+
+    def _transports(self) -> Iterator[asyncio.Transport]:
+        for connection in self._server.server_state.connections:
+            yield connection.transport
 
     async def release_connections(self, within_s: float) -> None:
         """Moves clients elsewhere before `stop`: a connection ends with the response to the next request of
@@ -140,6 +148,8 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Stops listening, gives running responses a short time to end, and closes the rest."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._tls is not None:
             await self._tls.stop()
         self._server.stop()

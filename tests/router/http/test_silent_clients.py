@@ -1,0 +1,32 @@
+"""Which connections count as silent; what a client that is cut off meets is in tests/hosts."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import pytest
+
+from services.router.http.silent_clients import is_silent, keep_alive
+
+
+@pytest.mark.parametrize(
+    ("retransmits", "last_ack_ms", "silent"),
+    [(6, 15_000, True), (6, 14_999, False), (0, 60_000, False), (1, 1 << 31, True)],
+    ids=["silent", "not for long enough", "idle, nothing sent again", "for weeks"],
+)
+def test_only_what_is_sent_again_for_15_s_is_silent(retransmits: int, last_ack_ms: int, silent: bool) -> None:
+    info = struct.pack("=BBB5x12I", 1, 0, retransmits, *range(100, 112))
+    info += struct.pack("=I", last_ack_ms)
+    assert is_silent(info) == silent
+
+
+def test_accepted_connections_are_kept_alive_and_not_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        keep_alive(listening)
+        with socket.create_connection(listening.getsockname()) as client, listening.accept()[0] as accepted:
+            accepted.sendall(b"x")
+            assert client.recv(1) == b"x"
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+            assert not is_silent(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60))
