@@ -69,7 +69,8 @@ class TableEngines(Engines):
 
         def write() -> None:
             while not ended.wait(0.002):
-                used = torch.nonzero(cells[:, 3]).flatten().tolist()
+                # Of a copy: `nonzero` counts first, and writes past its result if more are there then.
+                used = torch.nonzero(cells[:, 3].clone()).flatten().tolist()
                 for number in draw.sample(used, min(len(used), 8)):
                     ids = [draw.randrange(VOCAB) for _ in range(7)]
                     old = cells[number].tolist()
