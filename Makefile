@@ -27,7 +27,7 @@ prove-gpu: setup ## all that needs one GPU, at full size
 	pytest --durations=10 -v -s -m gpu $(ARGS)
 
 prove-gpus: setup ## all that needs several GPUs of one host
-	pytest --durations=10 -v -s -m multigpu $(ARGS)
+	CUDA_MODULE_LOADING=EAGER pytest --durations=10 -v -s -m multigpu $(ARGS)
 
 mutate: setup ## mutants of what safety rests on, and which of them no test notices; about 20 minutes
 	pip install -q --disable-pip-version-check -c constraints.txt -e '.[mutation]'

@@ -25,6 +25,7 @@ _LAZY_PEER_ACCESS = 1
 _ARGUMENTS = 8
 _DISABLE_TIMING = 2
 _NOT_READY = 600
+_LAZY_LOADING = 2  # CU_MODULE_LAZY_LOADING
 _PEER_ACCESS_ALREADY_ENABLED = 704
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: does not synchronize with the default stream
 _HIGHEST_PRIORITY = -1
@@ -223,6 +224,12 @@ class CudaRuntime:
             with contextlib.suppress(CudaError):
                 self.call("cudaDeviceCanAccessPeer", ctypes.byref(can), index, found.value)
         return found.value == index or bool(can.value)
+
+    def loads_lazily(self) -> bool:
+        """True if this process loads a kernel when it is first launched. CUDA must be initialised."""
+        mode = ctypes.c_int()
+        call(self._driver, "cuModuleGetLoadingMode", ctypes.byref(mode))
+        return mode.value == _LAZY_LOADING
 
     def enable_peer_access(self, index: int, other: int) -> bool:
         """Lets kernels of device `index` address the memory of another by the addresses that it has there, as

@@ -10,6 +10,8 @@ from pathlib import Path
 # a process before it starts. Measured on an H100 (bf16, W [4096, 14336]): 45.6 µs instead of 53.4 at 128
 # rows, 49.3 instead of 60.9 at 192; nowhere slower. The product tables are measured with it.
 ENVIRONMENT = {"TORCH_BLAS_PREFER_CUBLASLT": "1"}
+EAGER_LOADING = "CUDA_MODULE_LOADING", "EAGER"
+"""Variable and value by which CUDA loads a module's kernels with it, and not when they are first launched."""
 
 
 def load_library(name: str) -> ctypes.CDLL:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.device.cuda_runtime import CudaRuntime, cuda_runtime
+from baton.device.nvidia_libraries import EAGER_LOADING
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _OUT_OF_REACH = ("expandable_segments:true", "backend:cudamallocasync")
@@ -44,6 +45,14 @@ def refuse_other_allocators(environment: Mapping[str, str]) -> None:
                     ErrorKind.INVALID,
                     f"{name}={environment[name]}: devices of a worker cannot reach such memory; unset it",
                 )
+
+
+def refuse_lazy_loading(runtime: CudaRuntime | None = None) -> None:
+    """Raises BatonError(INVALID) where this process loads kernels when they are first launched, which waits
+    for the device: it may be waiting for another one, whose kernel is launched next."""
+    if (runtime or cuda_runtime()).loads_lazily():
+        name, value = EAGER_LOADING
+        raise BatonError(ErrorKind.INVALID, f"devices of a worker need {name}={value} from its start")
 
 
 class _PlainBytes:

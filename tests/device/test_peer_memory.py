@@ -9,7 +9,7 @@ import pytest
 
 from baton.base.errors import BatonError
 from baton.device.cuda_runtime import CudaError, CudaRuntime
-from baton.device.peer_memory import enable_peer_access, refuse_other_allocators
+from baton.device.peer_memory import enable_peer_access, refuse_lazy_loading, refuse_other_allocators
 
 ALREADY_ENABLED, OUT_OF_MEMORY = 704, 2
 
@@ -85,3 +85,21 @@ def test_allocators_that_no_peer_reaches_are_refused(name: str, value: str) -> N
 def test_other_settings_of_allocators_pass() -> None:
     refuse_other_allocators({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:False"})
     refuse_other_allocators({})
+
+
+class FakeDriver:
+    """A driver with this CUmoduleLoadingMode."""
+
+    def __init__(self, mode: int) -> None:
+        self._mode = mode
+
+    def cuModuleGetLoadingMode(self, mode: Any) -> int:  # noqa: N802
+        ctypes.cast(mode, ctypes.POINTER(ctypes.c_int))[0] = self._mode
+        return 0
+
+
+def test_kernels_must_not_be_loaded_when_they_are_first_launched() -> None:
+    eager, lazy = (CudaRuntime(cast(Any, object()), cast(Any, FakeDriver(mode))) for mode in (1, 2))
+    refuse_lazy_loading(eager)
+    with pytest.raises(BatonError, match="need CUDA_MODULE_LOADING=EAGER from its start"):
+        refuse_lazy_loading(lazy)

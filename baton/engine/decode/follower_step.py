@@ -45,12 +45,12 @@ class FollowerStep:
         self._pass = DecodePass(
             model, cache, block_tables, shape.rows, options, step_rows=self._rows, exchange=exchange
         )
-        self._queue = GraphStream(model.device)
+        self.queue = GraphStream(model.device)
 
     def capture(self, batches: Sequence[int]) -> dict[int, Graph]:
         """Captures the graphs of steps by rows. Capturing runs steps, so the devices must be `solo`."""
-        graphs = {bucket: self._queue.capture(partial(self._run, bucket)) for bucket in batches}
-        self._queue.drain()
+        graphs = {bucket: self.queue.capture(partial(self._run, bucket)) for bucket in batches}
+        self.queue.drain()
         return graphs
 
     def _run(self, bucket: int) -> None:

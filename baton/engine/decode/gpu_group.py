@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from baton.device.peer_memory import enable_peer_access, refuse_other_allocators
+from baton.device.peer_memory import enable_peer_access, refuse_lazy_loading, refuse_other_allocators
 from baton.engine.decode.step_rows import StepRows
 from baton.engine.model.modules import Model
 from baton.engine.parallel.cuda_rank import CudaRank
@@ -22,12 +22,13 @@ def gpu_group(ranks: Sequence[Model], rows: int, deadline_s: float = DEADLINE_S)
     """Makes the exchange of steps of up to `rows` rows among the devices of these models, by rank; checks
     that each device reaches the memory of each other one.
 
-    Raises BatonError(INVALID) where a pair has no peer access, or torch allocates memory that no peer
-    reaches, BatonError(INTERNAL) where stores go astray, ValueError for activations that are neither bfloat16
-    nor float32. Makes the first device the current one.
+    Raises BatonError(INVALID) where a pair has no peer access, torch allocates memory that no peer reaches,
+    or kernels are loaded when they are first launched, BatonError(INTERNAL) where stores go astray,
+    ValueError for activations that are neither bfloat16 nor float32. Makes the first device the current one.
     """
     first, count = ranks[0], len(ranks)
     refuse_other_allocators(os.environ)
+    refuse_lazy_loading()
     indexes = [rank.device.index for rank in ranks]
     enable_peer_access(indexes)
     devices = [CudaRank(index) for index in indexes]

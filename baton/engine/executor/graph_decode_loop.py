@@ -86,7 +86,7 @@ class GraphDecodeLoop(DecodeLoop):
         first, *others = [None] if group is None else group.ranks
         self.step_state = GraphStep(model, cache, state, rings, memory, self.queue, options, propose, first)
         self._group = group
-        self._followers = [
+        self.followers = [
             FollowerStep(other, own, state.tables_on(other.device), state.shape, options, exchange)
             for (other, own), exchange in zip(followers, filter(None, others), strict=True)
         ]
@@ -128,7 +128,7 @@ class GraphDecodeLoop(DecodeLoop):
         """The first device's graphs with those of its followers; captures these."""
         if (group := self._group) is None:
             return graphs
-        followers = [follower.capture(list(graphs)) for follower in self._followers]
+        followers = [follower.capture(list(graphs)) for follower in self.followers]
 
         def on_all(batch: int, first: Graph) -> Graph:
             steps = [first, *(graphs[batch] for graphs in followers)]

@@ -225,7 +225,9 @@ class Exchange:
     def timeouts(self) -> list[ExchangeTimeout]:
         """Waits that ended at their deadline, first those of the earliest node, as the devices have noted
         them in the host's memory: asks no device."""
-        found = []
+        found: list[ExchangeTimeout] = []
+        if not self._records[..., -1].any():
+            return found
         for rank, peers in enumerate(self._records):
             for peer, (step, node, waited_ns, noted) in enumerate(peers.tolist()):
                 if noted:

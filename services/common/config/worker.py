@@ -108,6 +108,13 @@ class EngineConfig(StrictModel):
         who="experts",
         flag=True,
     )
+    exchange_deadline_s: PositiveFloat = setting(
+        2.0,
+        "longest that one of a worker's GPUs waits for another within a step; then the worker ends, and its "
+        "requests go on elsewhere ([0082](decisions/0082-waits-between-devices-end.md))",
+        who="experts",
+        le=60,
+    )
     block_tokens: int | None = setting(
         None, "tokens of a KV block; unset: 64 on a GPU, 16 on a CPU", who="experts", flag=True, ge=1, le=1024
     )

@@ -249,6 +249,7 @@ def _step_loops(
             mixes=mixes,
             before_step=before_step,
             adaptive=config.engine.speculation == "auto",
+            deadline_s=config.engine.exchange_deadline_s,
         )
         prompts = prefill_steps(
             model,

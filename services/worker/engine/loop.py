@@ -21,6 +21,7 @@ from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.executor.executor import StepExecutor
 from baton.engine.executor.prefill_steps import PrefillSteps
 from baton.engine.expert_load import ExpertLoad
+from baton.engine.parallel.exchange import ExchangeTimeoutError
 from baton.engine.shared_memory.heartbeat import UNKNOWN_STEP_S, Heartbeat
 from baton.v1.engine_pb2 import EngineEvent, PrefixesEvent, RestartNeededEvent
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
@@ -147,9 +148,13 @@ class EngineLoop:
         self.commands.handle_urgent()
 
     def _check_device(self, steps: str, loop: DecodeLoop | PrefillSteps) -> None:
-        """Raises BatonError(UNAVAILABLE) where the device makes no progress. To be called once per
-        iteration."""
-        if loop.device_hung():
+        """Raises BatonError(UNAVAILABLE) where the device makes no progress, or one of several has waited for
+        another in vain. To be called once per iteration."""
+        try:
+            hung = loop.device_hung()
+        except ExchangeTimeoutError as timeout:  # logged as `exchange_timeout`
+            raise BatonError(ErrorKind.UNAVAILABLE, str(timeout)) from timeout
+        if hung:
             last = str(self.steps.last_plan)
             log.error("device_hung", steps=steps, expected_step_s=loop.expected_step_s, last_plan=last)
             raise BatonError(ErrorKind.UNAVAILABLE, f"the device makes no progress with its {steps} steps")

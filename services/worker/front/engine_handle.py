@@ -15,7 +15,7 @@ from baton.base.errors import BatonError
 from baton.base.parent_death import tied
 from baton.base.process_watch import ProcessWatch
 from baton.base.python_module import python_module
-from baton.device.nvidia_libraries import ENVIRONMENT
+from baton.device.nvidia_libraries import EAGER_LOADING, ENVIRONMENT
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
 from baton.engine.device_watchdog import HUNG_S, HUNG_STEPS
@@ -24,7 +24,7 @@ from baton.engine.shared_memory.heartbeat import Heartbeat
 from baton.engine.shared_memory.mask_board import MaskBoard
 from baton.model_spec.model_files import ConfigFile, ModelLimits
 from baton.v1.types_pb2 import WorkerIdentity
-from services.common.config.worker import WorkerConfig
+from services.common.config.worker import EngineConfig, WorkerConfig
 from services.common.engine.channel import FrontEnd
 from services.common.engine.launch import EngineLaunch
 from services.common.engine.rings import worker_rings
@@ -109,6 +109,15 @@ def mask_setup(config: WorkerConfig, rings: SharedMemory) -> MaskSetup | None:
     return MaskSetup(folder, vocab_size, sizes, rings, board, processes=processes)
 
 
+def engine_environment(engine: EngineConfig) -> dict[str, str]:
+    """Variables of an engine process, which its libraries read before any of its code runs.
+
+    A kernel that is loaded when it is first launched waits for its device, which may be waiting for another
+    whose kernel is launched next: engines of several devices load all kernels at once.
+    """
+    return ENVIRONMENT | ({EAGER_LOADING[0]: EAGER_LOADING[1]} if engine.tensor_parallel > 1 else {})
+
+
 def _spawn(program: Sequence[str], launch: EngineLaunch) -> subprocess.Popen[bytes]:
     inherited = launch.channel_fd, launch.memory_fd, launch.masks_fd, launch.stepped_fd
     process = subprocess.Popen(
@@ -116,7 +125,7 @@ def _spawn(program: Sequence[str], launch: EngineLaunch) -> subprocess.Popen[byt
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,  # the front's stdout belongs to its parent protocol
         pass_fds=tuple(fd for fd in inherited if fd is not None),
-        env={**os.environ, **ENVIRONMENT},
+        env={**os.environ, **engine_environment(launch.worker.engine)},
     )
     assert process.stdin is not None
     process.stdin.write(launch.model_dump_json().encode())

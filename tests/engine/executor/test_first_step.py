@@ -14,6 +14,7 @@ from baton.engine.decode.graph_step import StepGraphs
 from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 from baton.engine.plan.decode_rows import QUEUED
 from tests.engine.local_engine import LocalEngine
+from tests.support.gpu_sleep import sleep_on_stream
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPT = [5, 6, 7]
@@ -108,7 +109,7 @@ def test_on_a_gpu_a_sequence_admitted_behind_queued_steps_is_in_the_first_of_the
     settle(engine)
     assert len(engine.output[running]) == 2, "it is in the first step of an idle worker"
     with torch.cuda.stream(loop.queue.stream):
-        torch.cuda._sleep(SLEEP)  # type: ignore[no-untyped-call]
+        sleep_on_stream(SLEEP)
     loop.steps.arriving = range(1)
     queued = 0
     while engine.step():

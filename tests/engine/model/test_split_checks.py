@@ -15,7 +15,7 @@ from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.split_checks import check_split
 from baton.engine.model.weight_formats import weight_formats
-from services.common.config.worker import EngineConfig
+from services.common.config.worker import EngineConfig, WorkerConfig
 from services.worker.engine.startup import model_loader
 from tests.engine.model.quantization.packing import FORMATS, GPTQ
 from tests.support.checkpoints import FAMILIES, MIXTURES, make_checkpoint
@@ -85,11 +85,61 @@ def test_experts_are_refused(tmp_path: Path) -> None:
 def test_several_gpus_are_refused_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_loader, "device_of", lambda engine: torch.device("cuda", 0))
+    gpus_found(monkeypatch, 2)
     folder = FAMILIES[0].make(tmp_path)
     with pytest.raises(BatonError, match=r"^tensor_parallel 2: .* not on GPUs yet; 1 would work$") as caught:
         model_loader.load(str(folder), EngineConfig(tensor_parallel=2))
     assert caught.value.kind is ErrorKind.INVALID
+
+
+def gpus_found(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """As if torch found so many GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+@pytest.mark.parametrize(
+    ("engine", "text"),
+    [
+        ({"dtype": "float16"}, "GPUs exchange bfloat16 and float32, not float16; dtype bfloat16 would work"),
+        ({"quantization": "fp8"}, "weights in fp8 are divided among GPUs not yet; those in bfloat16 are"),
+        ({"device_indexes": (1,)}, "device_indexes are [1], which are not 2 GPUs"),
+        ({"device_indexes": (1, 1)}, "device_indexes are [1, 1], which are not 2 GPUs"),
+        ({"tensor_parallel": 4}, "torch finds 2 GPUs; 2 would be enough for tensor_parallel 2"),
+    ],
+    ids=str,
+)
+def test_what_several_gpus_cannot_compute_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: dict[str, Any], text: str
+) -> None:
+    gpus_found(monkeypatch, 2)
+    monkeypatch.setattr(model_loader, "SEVERAL_GPUS", True)
+    folder = FAMILIES[0].make(tmp_path)
+    given = {"tensor_parallel": 2, **engine}
+    with pytest.raises(BatonError) as caught:
+        model_loader.load(str(folder), EngineConfig(**given))
+    assert str(caught.value) == f"tensor_parallel {given['tensor_parallel']}: {text}"
+    assert caught.value.kind is ErrorKind.INVALID
+
+
+def test_several_gpus_only_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus_found(monkeypatch, 2)
+    monkeypatch.setattr(model_loader, "SEVERAL_GPUS", True)
+    for role in ("prefill", "both"):
+        for engine in (EngineConfig(), EngineConfig(tensor_parallel=2, device="cpu")):
+            model_loader.check_several_gpus(WorkerConfig(name="w", role=role, model="m", engine=engine))
+        divided = WorkerConfig(name="w", role=role, model="m", engine=EngineConfig(tensor_parallel=2))
+        with pytest.raises(BatonError, match=f"several GPUs decode alone so far, and role {role} computes"):
+            model_loader.check_several_gpus(divided)
+    model_loader.check_several_gpus(divided.model_copy(update={"role": "decode"}))
+
+
+def test_devices_are_those_that_are_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus_found(monkeypatch, 4)
+    for indexes, found in (((3, 1), [3, 1]), ((), [0, 1])):
+        devices = model_loader.devices_of(EngineConfig(tensor_parallel=2, device_indexes=indexes))
+        assert devices == [torch.device("cuda", index) for index in found]
+    assert model_loader.devices_of(EngineConfig(tensor_parallel=2, device="cpu")) == [torch.device("cpu")] * 2
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import pytest
 import structlog.testing
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.engine.executor.decode_loop import DecodeLoop
+from baton.engine.parallel.exchange import ExchangeTimeout, ExchangeTimeoutError
 from baton.engine.shared_memory.heartbeat import UNKNOWN_STEP_S
 from baton.engine.shared_memory.output_ring import Finish
 from baton.engine.step_times import RecentSteps
@@ -106,6 +109,22 @@ def test_a_device_that_hangs_ends_the_engine(stepped: SteppedEngine, monkeypatch
             with pytest.raises(BatonError, match="the device makes no progress") as hung:
                 stepped.turn()
             assert hung.value.kind is ErrorKind.UNAVAILABLE
+    stepped.turn()
+
+
+def test_a_device_that_waited_for_another_in_vain_ends_the_engine(
+    stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeout = ExchangeTimeoutError(ExchangeTimeout(1, 0, step=7, node=4, layer=1, waited_s=2.0))
+
+    def waited(loop: DecodeLoop) -> bool:
+        raise timeout
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(stepped.engine.decode.loop), "device_hung", waited)
+        with pytest.raises(BatonError, match=re.escape(str(timeout))) as hung:
+            stepped.turn()
+    assert hung.value.kind is ErrorKind.UNAVAILABLE
     stepped.turn()
 
 

@@ -17,9 +17,9 @@ from baton.engine.shared_memory.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, Load
-from services.common.config.worker import WorkerConfig
+from services.common.config.worker import EngineConfig, WorkerConfig
 from services.common.processes.drain import Drain
-from services.worker.front.engine_handle import detect_hang, mask_setup
+from services.worker.front.engine_handle import detect_hang, engine_environment, mask_setup
 from services.worker.front.worker_servicer import WorkerServicer
 from tests.grammar.model import VOCAB_SIZE, make_folder
 
@@ -121,3 +121,9 @@ async def test_describe_does_not_wait_for_a_busy_engine() -> None:
     engine.gone = True
     with pytest.raises(AbortedError, match="the engine has ended"):
         await servicer.Describe(request, context)  # type: ignore[arg-type]
+
+
+def test_kernels_of_several_devices_are_loaded_before_any_waits() -> None:
+    one, two = (engine_environment(EngineConfig(tensor_parallel=devices)) for devices in (1, 2))
+    assert two == one | {"CUDA_MODULE_LOADING": "EAGER"}
+    assert "CUDA_MODULE_LOADING" not in one

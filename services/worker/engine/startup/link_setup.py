@@ -32,8 +32,10 @@ def check_transport(config: WorkerConfig) -> None:
 
 
 def device_blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks | None:
-    """The KV blocks for links between GPUs; None where they are in host memory or are sent through it."""
-    if model.device.type != "cuda" or transfer.through_host:
+    """The KV blocks for links between GPUs; None where they are in host memory, are sent through it, or are
+    divided among several GPUs."""
+    several = len(model.ranks) > 1  # each of which has its heads of a block
+    if model.device.type != "cuda" or transfer.through_host or several:
         return None
     try:
         blocks = DeviceBlocks(CudaLinkDevice(model.device), model.cache.ranks[0].storage)

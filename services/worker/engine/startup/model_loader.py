@@ -26,12 +26,14 @@ from baton.engine.shared_memory.output_ring import MAX_VOCAB
 from baton.model_spec.layout import FP8, Layout
 from baton.model_spec.model_files import TokenizerFiles
 from baton.model_spec.split import splits
-from services.common.config.worker import EngineConfig
+from services.common.config.worker import EngineConfig, WorkerConfig
 from services.worker.engine.startup.loading_progress import LoadingProgress
 from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner, plan_devices
 
 # Their kernels have run in Triton's interpreter alone.
 MIXTURES_ON_GPUS = False
+# Their steps have run as ranks of a CPU alone, and the exchange between them compiled for the host.
+SEVERAL_GPUS = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,8 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     config = load_config(folder)
     if config.vocab_size > MAX_VOCAB:
         raise BatonError(ErrorKind.INVALID, f"a vocabulary of {config.vocab_size} exceeds {MAX_VOCAB}")
-    device = device_of(engine)
-    if device.type == "cuda" and engine.tensor_parallel > 1:
-        why = "a worker of several devices runs with device cpu alone, not on GPUs yet; 1 would work"
-        raise BatonError(ErrorKind.INVALID, f"tensor_parallel {engine.tensor_parallel}: {why}")
+    devices = devices_of(engine)
+    device = devices[0]
     dtype_name = _dtype_name(engine.dtype, config, device)
     dtype = getattr(torch, dtype_name)
     cache_name = FP8 if engine.kv_dtype == "fp8" else dtype_name
@@ -86,15 +86,16 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     config = config.for_context(max_context)
     formats = weight_formats(config, engine.quantization, quantize_head=engine.quantize_head)
     check_split(config, formats, engine.tensor_parallel)
+    if device.type == "cuda" and len(devices) > 1:
+        _refuse_on_several_gpus(len(devices), dtype_name, formats)
     if device.type == "cuda" and config.experts is not None:
         _refuse_experts(folder, config.experts.count, formats)
+    # A CPU has the ranks' memory in one.
+    planned = [config] if device.type == "cpu" else [config.of_rank(split) for split in splits(len(devices))]
     if device.type == "cuda":  # Triton is a tenth of what an engine imports
         from services.worker.engine.startup.kernel_tuning import tune_products
 
-        tune_products(config, engine, device, dtype, formats)
-    devices = [device] * engine.tensor_parallel
-    # A CPU has the ranks' memory in one.
-    planned = [config] if device.type == "cpu" else [config.of_rank(split) for split in splits(len(devices))]
+        tune_products(planned[0], engine, device, dtype, formats)
     planners = []
     for one, place in zip(planned, devices, strict=False):
         gpu = _gpu(place)
@@ -110,6 +111,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
             weights = load_ranks(config, folder, devices, dtype, progress, formats)
             checkpoint = checkpoint_digest(config, folder)
     if device.type == "cuda":
+        torch.cuda.set_device(device)  # each has been the current one
         torch.cuda.empty_cache()  # buffers of loading are free for KV blocks
     precision = Precision.of(dtype, getattr(torch, cache_name))
     parts = [config.of_rank(split) for split in splits(len(devices))]
@@ -149,6 +151,48 @@ def _refuse_experts(folder: Path, count: int, formats: Mapping[str, WeightFormat
         if ".experts." in key and not grouped_codes_fit(form):
             why = f"{key}: experts in {form.name} are served with device cpu alone"
             raise BatonError(ErrorKind.INVALID, f"{folder / 'config.json'}: {why}")
+
+
+def check_several_gpus(worker: WorkerConfig) -> None:
+    """Raises BatonError(INVALID) where a worker of several GPUs has a role that they cannot have yet; called
+    before the model is loaded."""
+    engine = worker.engine
+    if not SEVERAL_GPUS or engine.tensor_parallel == 1 or worker.role == "decode":
+        return
+    if device_of(engine).type == "cuda":
+        why = f"several GPUs decode alone so far, and role {worker.role} computes prompts, which one GPU can"
+        raise BatonError(ErrorKind.INVALID, f"tensor_parallel {engine.tensor_parallel}: {why}")
+
+
+def _refuse_on_several_gpus(count: int, dtype_name: str, formats: Mapping[str, WeightFormat]) -> None:
+    """Raises BatonError(INVALID) for what only a CPU's ranks compute so far."""
+    why = None
+    if not SEVERAL_GPUS:
+        why = "a worker of several devices runs with device cpu alone, not on GPUs yet; 1 would work"
+    elif dtype_name not in ("bfloat16", "float32"):
+        why = f"GPUs exchange bfloat16 and float32, not {dtype_name}; dtype bfloat16 would work"
+    elif formats:
+        names = ", ".join(sorted({one.name for one in formats.values()}))
+        why = f"weights in {names} are divided among GPUs not yet; those in bfloat16 are"
+    if why is not None:
+        raise BatonError(ErrorKind.INVALID, f"tensor_parallel {count}: {why}")
+
+
+def devices_of(engine: EngineConfig) -> list[torch.device]:
+    """The configured devices, one a rank: a CPU is that of all. Raises BatonError(INVALID) where this machine
+    has no such device, or fewer than are needed."""
+    first, count = device_of(engine), engine.tensor_parallel
+    if first.type == "cpu":
+        return [first] * count
+    indexes = engine.device_indexes or tuple(range(count))
+    there = torch.cuda.device_count()
+    if len(set(indexes)) != count:
+        why = f"device_indexes are {list(indexes)}, which are not {count} GPUs"
+    elif count > there:
+        why = f"torch finds {there} GPUs; {there} would be enough for tensor_parallel {there}"
+    else:
+        return [torch.device(first.type, index) for index in indexes]
+    raise BatonError(ErrorKind.INVALID, f"tensor_parallel {count}: {why}")
 
 
 def device_of(engine: EngineConfig) -> torch.device:

@@ -10,11 +10,13 @@ import torch
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.device.kernel_files.cache import counted_kernels, kernel_cache
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.modules import Model
 from baton.engine.shared_memory.step_shape import StepShape
 from baton.engine.speculation.sizes import history_bytes, slot_draft_bytes
 from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
-from services.worker.engine.startup.memory_plan import draft_bytes, link_bytes, other_bytes
+from services.worker.engine.startup.memory_plan import draft_bytes, exchange_bytes, link_bytes, other_bytes
 from services.worker.engine.startup.model_loader import LoadedModel
 
 log = get_log(__name__)
@@ -71,28 +73,37 @@ def log_memory(model: LoadedModel, engine: EngineConfig) -> None:
         if drafts:
             log.info("memory", slots=model.slots, **drafts)
         return
-    free, total = torch.cuda.mem_get_info(model.device)
-    weights = sum(rank.nbytes for rank in model.ranks)
-    blocks = model.cache.nbytes
+    for rank, cache in zip(model.ranks, model.cache.ranks, strict=True):
+        _log_gpu(model, rank, cache, engine, drafts)
+
+
+def _log_gpu(
+    model: LoadedModel, rank: Model, cache: KVCache, engine: EngineConfig, drafts: dict[str, object]
+) -> None:
+    """Logs how the memory of one of a worker's GPUs is used."""
+    shape = StepShape(model.slots, model.rows_per_slot)
+    free, total = torch.cuda.mem_get_info(rank.device)
+    weights, blocks = rank.nbytes, cache.nbytes
     known = weights + blocks
     used = {
         "weights_gb": weights,
         "kv_gb": blocks,
-        "buffers_gb": torch.cuda.memory_reserved(model.device) - known,
-        "planned_links_gb": link_bytes(engine, model.layout),
+        "buffers_gb": torch.cuda.memory_reserved(rank.device) - known,
+        "planned_links_gb": link_bytes(engine, rank.layout),
         "gpu_used_gb": total - free,
         "gpu_gb": total,
     }
     if (engine.gpu_workers or 1) == 1:
         used["other_gb"] = total - free - known
-        planned = other_bytes(model.config, engine, shape, model.chunk_tokens)
-        planned += draft_bytes(model.config, engine, model.layout, shape, model.max_context_tokens)
+        planned = other_bytes(rank.config, engine, shape, model.chunk_tokens)
+        planned += exchange_bytes(rank.config, engine, shape, model.chunk_tokens)
+        planned += draft_bytes(rank.config, engine, rank.layout, shape, model.max_context_tokens)
         planned += engine.lookahead_table_bytes
         used["planned_other_gb"] = planned
     figures = drafts | {name: round(count / 1e9, 2) for name, count in used.items()}
     figures["kv_dtype"] = model.layout.cache_dtype
     figures["kv_bytes_per_token"] = sum(
-        group.block_bytes // group.block_tokens for group in model.layout.groups
+        group.block_bytes // group.block_tokens for group in rank.layout.groups
     )
-    gpu, weight_format = model.device.index, model.weight_format
+    gpu, weight_format = rank.device.index, model.weight_format
     log.info("memory", gpu=gpu, slots=model.slots, weight_format=weight_format, **figures)

@@ -100,6 +100,7 @@ def test_memory_adds_up(workers: int, tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     engine = EngineConfig(device="cpu", weights="random", kv_memory_mb=100, gpu_workers=workers, gpu_links=8)
     model = replace(load(str(tmp_path), engine), device=GPU)
+    model.ranks[0].device = GPU
     blocks = sum(group.nbytes for group in model.cache.ranks[0].groups)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * 10**9, 80 * 10**9))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * 10**9)
