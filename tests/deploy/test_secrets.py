@@ -1,4 +1,4 @@
-"""Secrets come by file: from Secrets that are there, else drawn once; and never by argument or variable."""
+"""Secrets come by file: from existing Secrets, else generated once; and never by argument or variable."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_headers_for_the_collector_of_traces_are_a_file_that_the_configuration_n
         )
 
 
-def test_drawn_secrets_differ_each_time_and_are_long() -> None:
+def test_generated_secrets_differ_each_time_and_are_long() -> None:
     first, second = (render({}).of_kind("Secret") for _ in range(2))
     data, other = first["demo-baton-secrets"]["stringData"], second["demo-baton-secrets"]["stringData"]
     assert set(data) == set(KEYS)
@@ -95,7 +95,7 @@ def test_drawn_secrets_differ_each_time_and_are_long() -> None:
     assert f"requirepass {redis['redis-password']}\n" in redis["valkey.conf"]
 
 
-def test_drawn_secrets_are_guarded_by_lookup() -> None:
+def test_generated_secrets_are_guarded_by_lookup() -> None:
     from tests.deploy.chart import CHART
 
     template = (CHART / "templates" / "security" / "secrets.yaml").read_text(encoding="utf-8")
@@ -132,14 +132,14 @@ def test_a_new_value_restarts_the_pods_that_read_it_at_their_start(
 
 
 def test_secrets_that_helm_does_not_change_restart_nothing() -> None:
-    """Drawn ones are drawn once; a Secret of one's own changes without Helm."""
+    """Generated ones are generated once; a Secret of one's own changes without Helm."""
     assert _checksums(render({})) == {}
     assert _checksums(case("production")) == {}
 
 
-def test_notes_warn_of_drawn_secrets_only() -> None:
-    assert "secrets were drawn" in render({}).notes
-    assert "secrets were drawn" not in case("production").notes
+def test_notes_warn_of_generated_secrets_only() -> None:
+    assert "secrets were generated" in render({}).notes
+    assert "secrets were generated" not in case("production").notes
 
 
 @pytest.mark.parametrize("name", CASES)

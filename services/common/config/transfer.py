@@ -59,7 +59,8 @@ class TransferConfig(StrictModel):
     frames_port: Port = setting(0, "second port for nccl links, as `transfer.transfer_port`", flag=True)
     both_receives: bool = setting(
         False,
-        "workers of role `both` exchange sequences, as the router chooses for each request: [conditional "
+        "workers of role `both` also decode what other workers prefill, and prefill what others decode, "
+        "as the router chooses for each request: [conditional "
         "disaggregation](operations.md#conditional-disaggregation)",
         flag=True,
     )
