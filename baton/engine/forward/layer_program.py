@@ -39,11 +39,13 @@ def run_layers(model: Model, workspace: Workspace, rows: int, attend: Attend, ge
     """Launches all layers over the first `rows` rows of the workspace's `hidden`, in place. Which of them
     hold a token stands in `workspace.experts`, where the model has any."""
     hidden, qkv, inner = workspace.hidden[:rows], workspace.qkv[:rows], workspace.inner[:rows]
-    for layer in model.layers:
-        run_attention(gemm, layer.attention, hidden, qkv, attend)
+    behind = [*(layer.attention.qkv for layer in model.layers[1:]), model.head]
+    for layer, following in zip(model.layers, behind, strict=True):
+        mlp_norm = next((product.norm for product in layer.mlp.products()), None)
+        run_attention(gemm, layer.attention, hidden, qkv, attend, mlp_norm)
         match layer.mlp:
             case DenseMlp():
-                run_dense_mlp(gemm, layer.mlp, hidden, inner)
+                run_dense_mlp(gemm, layer.mlp, hidden, inner, following.norm)
             case ExpertsMlp():
                 assert workspace.experts is not None
                 run_experts(workspace.experts, layer.mlp, hidden)

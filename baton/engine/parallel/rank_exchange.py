@@ -33,9 +33,9 @@ class RankExchange(Protocol):
     def part(self, rows: int) -> Tensor:
         """[rows, width]: where this rank writes its part of the next sum."""
 
-    def reduce(self, hidden: Tensor, post_norm: Norm | None) -> None:
-        """Enqueues the next sum: hidden [R, width] += all ranks' parts of it, normed first by
-        `post_norm`."""
+    def reduce(self, hidden: Tensor, post_norm: Norm | None, norm: tuple[Norm, Tensor] | None) -> None:
+        """Enqueues the next sum: hidden [R, width] += all ranks' parts of it, normed first by `post_norm`;
+        and `norm` of that into its tensor [R, width]."""
 
     def end(self, part: Tensor, column: int) -> None:
         """Enqueues the last node: `part` [R, n], this rank's logits, goes to `logits` from `column` on.
@@ -78,9 +78,9 @@ class ExchangeNodes:
     def part(self, rows: int) -> Tensor:
         return self._exchange.part(self._rank, self._sums + 1)[:rows]
 
-    def reduce(self, hidden: Tensor, post_norm: Norm | None) -> None:
+    def reduce(self, hidden: Tensor, post_norm: Norm | None, norm: tuple[Norm, Tensor] | None) -> None:
         self._sums += 1
-        self._exchange.reduce(self._rank, self._sums, hidden, post_norm)
+        self._exchange.reduce(self._rank, self._sums, hidden, post_norm, norm)
 
     def end(self, part: Tensor, column: int) -> None:
         if self._sums != self._exchange.shape.sums:

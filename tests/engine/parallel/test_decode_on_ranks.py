@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,18 +31,29 @@ def on_ranks(folder: Path, **options: Any) -> LocalEngine:
     return LocalEngine(folder, graph=True, **{"ranks": 2, "group": TurnGroup, **options})
 
 
+def kept_in(made: list[TurnGroup]) -> Callable[[Sequence[Model], int], TurnGroup]:
+    """Makes groups that a test looks at."""
+
+    def make(models: Sequence[Model], rows: int) -> TurnGroup:
+        made.append(TurnGroup(models, rows))
+        return made[-1]
+
+    return make
+
+
 @pytest.mark.parametrize("name", DIVIDED)
 def test_families_decode_as_on_one_device(tmp_path: Path, name: str) -> None:
     folder = CASES[name].make(tmp_path / "model")
     prompts = [list(range(3, 24)), [7, 200, 31]]
-    outputs = []
+    outputs, made = [], list[TurnGroup]()
     for engine in (
         LocalEngine(folder, checkpoint=True, slots=2),
-        on_ranks(folder, checkpoint=True, slots=2),
+        on_ranks(folder, checkpoint=True, slots=2, group=kept_in(made)),
     ):
         keys = [engine.start(prompt, max_tokens=5) for prompt in prompts]
         outputs.append(engine.run(*keys))
     assert outputs[0] == outputs[1]
+    assert [turn.norms for turn in made[0].turns] == [made[0].sums] * 2
 
 
 @pytest.mark.parametrize(
@@ -93,12 +104,7 @@ def test_blocks_that_a_slot_is_given_later_are_on_every_device(tmp_path: Path) -
 def test_nothing_is_published_once_the_exchange_has_failed(tmp_path: Path, sampling: SamplingParams) -> None:
     """Neither words nor slots move, whichever sampler the step has; the watchdog ends the process."""
     made: list[TurnGroup] = []
-
-    def group(models: Sequence[Model], rows: int) -> TurnGroup:
-        made.append(TurnGroup(models, rows))
-        return made[0]
-
-    engine = on_ranks(tmp_path / "model", slots=2, changes=SHAPE, group=group)
+    engine = on_ranks(tmp_path / "model", slots=2, changes=SHAPE, group=kept_in(made))
     key = engine.start([5, 6, 7], max_tokens=20, sampling=sampling)
     for _ in range(3):
         assert engine.step()

@@ -99,9 +99,11 @@ class TurnRank:
         self._group, self._rank = group, rank
         self.parts = torch.full((len(group.logits), width), torch.nan, dtype=dtype)
         self._sums = 0
+        self.norms = 0
+        """Sums of the last step that computed the next norm."""
 
     def begin(self, rows: Tensor) -> None:
-        self._sums, self.nodes, self.rows = 0, (0,), rows
+        self._sums, self.norms, self.nodes, self.rows = 0, 0, (0,), rows
         self._meet()
         sent = self._group.turns[0].rows
         assert sent is not None
@@ -110,7 +112,7 @@ class TurnRank:
     def part(self, rows: int) -> Tensor:
         return self.parts[:rows].fill_(torch.nan)
 
-    def reduce(self, hidden: Tensor, post_norm: Norm | None) -> None:
+    def reduce(self, hidden: Tensor, post_norm: Norm | None, norm: tuple[Norm, Tensor] | None) -> None:
         self._sums += 1
         self.nodes += (self._sums,)
         self._meet()
@@ -118,6 +120,9 @@ class TurnRank:
         if post_norm is not None:
             total = rms_norm(total, post_norm.gain, post_norm.eps)
         hidden.add_(total)
+        if norm is not None:
+            self.norms += 1
+            norm[1].copy_(rms_norm(hidden, norm[0].gain, norm[0].eps))
         self._meet()  # before anyone writes the part of the next sum
 
     def end(self, part: Tensor, column: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from baton.engine.forward.layers.linear import Gemm
+from baton.engine.kernels.fusion import Norm
 from baton.engine.model.layers.attention import Attention
 
 Attend = Callable[[Attention], Tensor]
@@ -14,8 +15,10 @@ Attend = Callable[[Attention], Tensor]
 heads · dim]."""
 
 
-def run_attention(gemm: Gemm, attention: Attention, hidden: Tensor, qkv: Tensor, attend: Attend) -> None:
+def run_attention(
+    gemm: Gemm, attention: Attention, hidden: Tensor, qkv: Tensor, attend: Attend, then: Norm | None = None
+) -> None:
     """Adds attention: hidden [M, hidden] += attention(hidden); `qkv` [M, (heads + 2 kv heads) · dim] is
-    memory in between."""
+    memory in between. `then`: of `Gemm.add`."""
     gemm(attention.qkv, qkv, hidden)
-    gemm.add(attention.residual, attention.output, hidden, attend(attention))
+    gemm.add(attention.residual, attention.output, hidden, attend(attention), then)

@@ -6,6 +6,7 @@ A choice is data (`gemm_dispatch`): by GPU, shape and rows. Mode `exact` takes o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from baton.engine.gemm_dispatch.choice import (
     W8A8Library,
     W8A8Tuning,
 )
-from baton.engine.kernels.fusion import Epilogue
+from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.gpu.gemm.dequantize import dequantized
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
 from baton.engine.kernels.gpu.gemm.int4_gemv import int4_gemv, int4_gemv_fits
@@ -65,6 +66,8 @@ class Gemm:
         `exchange`: adds up the results of all ranks of a model that is divided."""
         self._choose = choose
         self._exchange = exchange
+        # The norm that the last sum computed for the product behind it, and its rows.
+        self._normed: tuple[Norm, Tensor] | None = None
         batches, kinds = list(batches), model.product_kinds()
         needs = [space_needed(rows, kind, choose(kind, rows)) for kind in kinds for rows in batches]
         self.scratch = Scratch(
@@ -80,15 +83,22 @@ class Gemm:
 
     def __call__(self, product: Product, out: Tensor, x: Tensor) -> None:
         """x [M, K] → out [M, N]."""
-        run_product(out, x, product, self._choose(product, out.shape[0]), self.scratch)
+        choice = self._choose(product, out.shape[0])
+        if self._normed is not None and self._normed[0] is product.norm:
+            (_, x), self._normed = self._normed, None
+            product = replace(product, norm=None)
+        run_product(out, x, product, choice, self.scratch)
 
-    def add(self, residual: Residual, product: Product, hidden: Tensor, x: Tensor) -> None:
+    def add(self, residual: Residual, product: Product, hidden: Tensor, x: Tensor, then: Norm | None) -> None:
         """Adds a product to the residual stream: x [M, K] → hidden [M, N] += the product of x, by the
-        residual's rule."""
+        residual's rule. `then`: the norm of the product that is launched next, of `hidden`: an exchange
+        computes it with the sum."""
         if residual.divided:
             assert self._exchange is not None
             self(product, self._exchange.part(hidden.shape[0]), x)
-            self._exchange.reduce(hidden, residual.post_norm)
+            normed = self.scratch.normed[: hidden.numel()].view(hidden.shape)
+            self._normed = None if then is None else (then, normed)
+            self._exchange.reduce(hidden, residual.post_norm, self._normed)
             return
         if residual.post_norm is None:
             self(product, hidden, x)

@@ -87,7 +87,7 @@ class Steps:
             part = nodes.part(self.rows)
             work = Work(hidden=hidden.data_ptr(), part=part.data_ptr(), number=node, rank=rank)
             self._work(rank, "multiply", work)
-            nodes.reduce(hidden, None)
+            nodes.reduce(hidden, None, None)
         nodes.end(hidden, rank * WIDTH)
         if rank == 0:
             work = Work(
