@@ -38,7 +38,7 @@ from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.sequence import Sequence as PromptSequence
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.output_ring import Finish
-from baton.engine.speculation.step_rows import StepRows
+from baton.engine.speculation.verification_rows import VerificationRows
 from baton.model_spec.model_files import TokenizerFiles
 from bench.engine_driver import admit, decode_step, executor_of, prefill_step
 from bench.model_folders import CONTEXT, VOCAB
@@ -94,7 +94,7 @@ class FakeModel(ReferenceModel):
 class FakeDecodeLoop(ReferenceDecodeLoop):
     """The plain loop's admissions, cancels and ends; a step's token is the time, for all rows."""
 
-    def _advance(self, rows: StepRows, between_layers: Callable[[], None] | None) -> None:
+    def _advance(self, rows: VerificationRows, between_layers: Callable[[], None] | None) -> None:
         state, of, count = self.state, rows.slots, len(rows.slots)
         position = state.position[of].long()
         steps = Rows(of, position, list(range(count + 1)), ())

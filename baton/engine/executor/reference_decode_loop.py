@@ -26,7 +26,7 @@ from baton.engine.speculation.acceptance import accepted
 from baton.engine.speculation.drafts import SlotDrafts
 from baton.engine.speculation.prompt_lookup import PromptLookup
 from baton.engine.speculation.proposer import Proposer
-from baton.engine.speculation.step_rows import StepRows, share_rows, usable_drafts
+from baton.engine.speculation.verification_rows import VerificationRows, share_rows, usable_drafts
 
 
 class ReferenceDecodeLoop(DecodeLoop):
@@ -135,15 +135,15 @@ class ReferenceDecodeLoop(DecodeLoop):
             self.ring.count_held(int(held.sum()))
         return torch.nonzero(self.state.active & ~held).flatten()
 
-    def _rows(self, slots: Tensor, step: DecodeRows) -> StepRows:
+    def _rows(self, slots: Tensor, step: DecodeRows) -> VerificationRows:
         """The rows of the slots that advance, and of as many of their drafts as there is room for."""
         state = self.state
         last_token, position = state.last_token[slots], state.position[slots]
         if not step.drafts or state.drafts is None:
-            return StepRows.plain(slots, last_token, position)
+            return VerificationRows.plain(slots, last_token, position)
         spare = min(step.batch, self.ring.room()) - len(slots)
         counts = share_rows(self._usable_drafts(slots, state.drafts), spare, self.ring.steps % len(slots))
-        return StepRows.of(slots, last_token, position, state.drafts.tokens[slots], counts)
+        return VerificationRows.of(slots, last_token, position, state.drafts.tokens[slots], counts)
 
     def _usable_drafts(self, slots: Tensor, drafts: SlotDrafts) -> Tensor:
         state, sampler = self.state, self.state.sampler
@@ -157,7 +157,7 @@ class ReferenceDecodeLoop(DecodeLoop):
             (sampler.features[slots] & int(Feature.MASKED)) != 0,
         )
 
-    def _advance(self, rows: StepRows, between_layers: Callable[[], None] | None) -> None:
+    def _advance(self, rows: VerificationRows, between_layers: Callable[[], None] | None) -> None:
         state = self.state
         hidden = self._reference.forward(
             Rows(
@@ -190,7 +190,7 @@ class ReferenceDecodeLoop(DecodeLoop):
         self.ring.write(tokens.tolist(), slots.tolist(), generations, finish.tolist(), logprobs)
         self._tokens_decoded += len(slots)
 
-    def _finish_of(self, rows: StepRows, tokens: Tensor) -> Tensor:
+    def _finish_of(self, rows: VerificationRows, tokens: Tensor) -> Tensor:
         """Says why each row's token would end its sequence."""
         state = self.state
         stopped = (state.stop_ids[rows.slot] == tokens[:, None]).any(dim=1)
@@ -199,7 +199,7 @@ class ReferenceDecodeLoop(DecodeLoop):
         at_end = torch.where(full, int(Finish.LENGTH), int(Finish.NONE))
         return torch.where(stopped, int(Finish.STOP), at_end)
 
-    def _publish(self, rows: StepRows, counts: Tensor) -> None:
+    def _publish(self, rows: VerificationRows, counts: Tensor) -> None:
         """Writes the slots' lines of progress: before the ring's words, which a reader looks for first."""
         state, slots = self.state, rows.slots
         sources = torch.zeros_like(slots) if state.drafts is None else state.drafts.source[slots]

@@ -23,7 +23,7 @@ ABANDONED = "abandoned"
 EXPECTED_TOKENS_PER_S = 10_000.0
 
 
-class Recent:
+class SlidingSum:
     """The sum of what was added in the last `WINDOW_S` seconds, in steps of a second."""
 
     def __init__(self) -> None:
@@ -66,9 +66,9 @@ class Demand:
         """`expected_tokens_per_s`: prompt tokens a second of a worker, until one was measured."""
         self._expected_tokens_per_s = expected_tokens_per_s
         self._measured: Worker | None = None
-        self._requests, self._seconds = Recent(), Recent()
+        self._requests, self._seconds = SlidingSum(), SlidingSum()
         # By the kind of the error with which it was refused.
-        self._unserved: dict[str, tuple[Recent, Recent]] = {}
+        self._unserved: dict[str, tuple[SlidingSum, SlidingSum]] = {}
         self._waiting: set[Asked] = set()
 
     @contextlib.contextmanager
@@ -119,6 +119,6 @@ class Demand:
         return len(waiting), sum(one.tokens for one in waiting), sum(one.seconds for one in waiting)
 
     def _count_unserved(self, now: float, reason: str, one: Asked) -> None:
-        requests, seconds = self._unserved.setdefault(reason, (Recent(), Recent()))
+        requests, seconds = self._unserved.setdefault(reason, (SlidingSum(), SlidingSum()))
         requests.add(now, 1)
         seconds.add(now, one.seconds)

@@ -12,7 +12,7 @@ from baton.engine.speculation.drafts import Source
 
 
 @dataclass(frozen=True, slots=True)
-class StepRows:
+class VerificationRows:
     """The rows of a step with drafts. All but `drafts` are int64.
 
     `slots` [B]: those that advance, and `drafts` [B, MOST_DRAFTS] their drafts; `begins` [B + 1]: the first
@@ -31,7 +31,7 @@ class StepRows:
     @classmethod
     def of(
         cls, slots: Tensor, last_tokens: Tensor, positions: Tensor, drafts: Tensor, counts: Tensor
-    ) -> StepRows:
+    ) -> VerificationRows:
         """The rows of slots that have `counts` drafts. slots, last_tokens, positions and counts [B]; drafts
         [B, MOST_DRAFTS]."""
         rows = 1 + counts.long()
@@ -52,7 +52,7 @@ class StepRows:
         )
 
     @classmethod
-    def plain(cls, slots: Tensor, last_tokens: Tensor, positions: Tensor) -> StepRows:
+    def plain(cls, slots: Tensor, last_tokens: Tensor, positions: Tensor) -> VerificationRows:
         """The rows of a step without drafts."""
         none = torch.zeros_like(slots)
         return cls.of(slots, last_tokens, positions, none[:, None].expand(-1, MOST_DRAFTS), none)

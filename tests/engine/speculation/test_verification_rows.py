@@ -9,7 +9,7 @@ import torch
 
 from baton.engine.shared_memory.step_shape import MOST_DRAFTS
 from baton.engine.speculation.drafts import Source
-from baton.engine.speculation.step_rows import StepRows, share_rows, usable_drafts
+from baton.engine.speculation.verification_rows import VerificationRows, share_rows, usable_drafts
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_over_the_turns_all_get_as_much() -> None:
 
 def test_rows_of_a_slot_lie_side_by_side() -> None:
     drafts = torch.arange(3 * MOST_DRAFTS).view(3, MOST_DRAFTS) + 100
-    rows = StepRows.of(
+    rows = VerificationRows.of(
         torch.tensor([4, 1, 2]), torch.tensor([9, 8, 7]), torch.tensor([30, 20, 10]), drafts,
         torch.tensor([2, 0, 1]),
     )  # fmt: skip
@@ -55,7 +55,7 @@ def test_rows_of_a_slot_lie_side_by_side() -> None:
 def test_rows_without_drafts_are_one_a_slot() -> None:
     draw = random.Random(2)
     slots, tokens = torch.tensor([5, 3]), torch.tensor([draw.randrange(97) for _ in range(2)])
-    rows = StepRows.plain(slots, tokens, torch.tensor([0, 7]))
+    rows = VerificationRows.plain(slots, tokens, torch.tensor([0, 7]))
     assert (rows.slot.tolist(), rows.token.tolist(), rows.depth.tolist()) == ([5, 3], tokens.tolist(), [0, 0])
     assert (rows.position.tolist(), rows.begins.tolist()) == ([0, 7], [0, 1, 2])
 
@@ -86,7 +86,7 @@ def test_drafts_that_no_row_could_verify_are_left_out(bound: dict[str, int], usa
 
 def test_progress_counts_rows_that_count() -> None:
     drafts = torch.zeros(3, MOST_DRAFTS)
-    rows = StepRows.of(
+    rows = VerificationRows.of(
         torch.tensor([4, 1, 2]), torch.zeros(3), torch.zeros(3), drafts, torch.tensor([3, 0, 2])
     )
     counts = torch.tensor([True, True, False, False, True, True, True, True])
