@@ -166,7 +166,7 @@ class RouterSettings(StrictModel):
     )
     max_attempts: int = fixed(3, "it is 3: what failed at three workers would most likely fail at a fourth")
     tokenizer_threads: int = fixed(2, "it is 2; for more cores there is router.processes")
-    max_body_bytes: int | None = fixed(None, "it is 1 MiB and 16 bytes for each token of the context")
+    max_body_bytes: int | None = fixed(None, "it is 1 MiB plus 16 bytes for each token of the context")
     max_answer_values: int = fixed(
         1_048_576,
         "it is 1048576 numbers in one response (outputs x tokens x (1, or 2 + logprobs)), which bounds the "

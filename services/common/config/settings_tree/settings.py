@@ -76,8 +76,8 @@ class Settings(StrictModel):
     engine: EngineConfig = EngineConfig()
     engine_of_role: dict[Role, dict[str, object]] = Field(
         {},
-        description="keys of `engine` for the workers of one role (`prefill: {…}`, `decode: {…}`), which go "
-        "before those of `engine`",
+        description="keys of `engine` for the workers of one role (`prefill: {…}`, `decode: {…}`), which "
+        "override those of `engine`",
         json_schema_extra={"who": "experts"},
     )
     prefill_tensor_parallel: PositiveInt | None = setting(
