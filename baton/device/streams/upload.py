@@ -15,11 +15,12 @@ from baton.device.streams.cuda_stream import compute_stream
 
 
 class UploadBuffer:
-    """`size` bytes, pinned where `device` is a GPU, with a stream of its own. Not thread-safe."""
+    """`size` bytes, pinned where `device` is a GPU, with streams of its own, one for each device that it is
+    copied to. Not thread-safe."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._tensor = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._stream = compute_stream(device)
+        self._streams = {device: compute_stream(device)}
         self.bytes = self._tensor.numpy().data
 
     def put(self, target: Tensor, dtype: torch.dtype) -> None:
@@ -34,11 +35,15 @@ class UploadBuffer:
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copies a part of a `view` into `target`, of the same shape, casting on its device. Blocks until
         done."""
-        with self._stream.activate():
+        stream = self._streams.get(target.device)
+        if stream is None:
+            # A copy is ordered by its target's device, so an event on another one would not wait for it.
+            stream = self._streams[target.device] = compute_stream(target.device)
+        with stream.activate():
             if source.dtype is not target.dtype:
                 source = source.to(target.device, non_blocking=True)
             target.copy_(source, non_blocking=True)
-            self._stream.record_event().synchronize()
+            stream.record_event().synchronize()
 
 
 def put_ints(values: npt.NDArray[np.int32], target: Tensor) -> None:

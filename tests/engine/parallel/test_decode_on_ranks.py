@@ -17,8 +17,10 @@ from baton.engine.parallel.exchange import ExchangeTimeoutError
 from baton.engine.sequence import SamplingParams
 from tests.engine.executor.test_ranks_in_steps import SHAPE, starts
 from tests.engine.local_engine import LocalEngine
+from tests.engine.parallel.host.turn_group import HostGroup
 from tests.engine.parallel.turns import TurnGroup
 from tests.support.checkpoints import FAMILIES
+from tests.support.host_kernels import needs_compiler
 
 # One of each: a norm behind each branch, norms of heads, biases, projections that are stored as one.
 SLOW = pytest.mark.slow
@@ -54,6 +56,56 @@ def test_families_decode_as_on_one_device(tmp_path: Path, name: str) -> None:
         outputs.append(engine.run(*keys))
     assert outputs[0] == outputs[1]
     assert [turn.norms for turn in made[0].turns] == [made[0].sums] * 2
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["gemma3-windows", "llama-tied-biases"])
+def test_steps_exchange_by_the_kernels_themselves(tmp_path: Path, name: str) -> None:
+    """Rows, parts, norms and logits are where the kernels look for them; three ranks' vocabulary is not
+    divided evenly."""
+    shape = {"hidden_size": 96, "intermediate_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
+    folder = CASES[name].make(tmp_path / "model", **shape)
+    prompts, outputs = [list(range(3, 24)), [7, 200, 31]], []
+    for engine in (
+        LocalEngine(folder, checkpoint=True, slots=2),
+        on_ranks(folder, checkpoint=True, slots=2, ranks=3, group=HostGroup),
+    ):
+        keys = [engine.start(prompt, max_tokens=4) for prompt in prompts]
+        outputs.append(engine.run(*keys))
+        assert not engine.decode.device_hung()
+    assert outputs[0] == outputs[1]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("node", "late", "waits"), [(0, 0, 1), (1, 1, 0), (1, 0, 1), (4, 1, 0), (5, 1, 0)], ids=str
+)
+def test_a_step_that_one_device_is_late_for(tmp_path: Path, node: int, late: int, waits: int) -> None:
+    """At its begin, a sum or its end: no step is published from it on, and who waited is known."""
+    made: list[HostGroup] = []
+
+    def group(models: Sequence[Model], rows: int) -> HostGroup:
+        made.append(HostGroup(models, rows))
+        return made[0]
+
+    engine = on_ranks(tmp_path / "model", slots=2, changes=SHAPE, group=group)
+    key = engine.start([5, 6, 7], max_tokens=20)
+    engine.step()
+    engine.step()
+    assert not engine.decode.device_hung()
+    output, position = list(engine.output[key]), int(engine.state.position[key[0]])
+    made[0].late = node, late
+    engine.step()
+    late_key = engine.start([9, 8], max_tokens=20)
+    engine.step()
+    assert made[0].late is None
+    assert (engine.output[key], int(engine.state.position[key[0]])) == (output, position)
+    assert len(engine.output[late_key]) == 1, "the token that its prompt gave it"
+    with pytest.raises(ExchangeTimeoutError) as caught:
+        engine.decode.device_hung()
+    timeout = caught.value.timeout
+    assert (timeout.node, timeout.rank, timeout.peer) == (node, waits, late)
+    assert timeout.layer == {1: 0, 4: 1}.get(node)
 
 
 @pytest.mark.parametrize(
