@@ -84,8 +84,8 @@ class Sequence:
     # Tokens whose KV was found in the prefix cache, and the number of first blocks that were found or added.
     cached: int = field(default=0, init=False)
     hashed_blocks: int = field(default=0, init=False)
-    # Whether the prefix cache was searched for its blocks; and until when it waits for reads from disk.
-    claimed: bool = field(default=False, init=False)
+    # True once the prefix cache has given its blocks; and until when it waits for reads from disk.
+    prefix_taken: bool = field(default=False, init=False)
     disk_wait_ends: float | None = field(default=None, init=False)
 
     @property

@@ -3,13 +3,13 @@
     SENDER ──store──▶ RECEIVER ──free──▶ SENDER            (all indices start with the sender)
        └──── quarantine ────▶ QUARANTINED ──release──▶ (the window is freed)
 
-The sender owns an index, and may write it at any time, until its piece is announced (`store`, `claim`); then
+The sender owns an index, and may write it at any time, until its piece is announced (`store`, `take`); then
 the receiver owns it until the piece is verified and scattered, or dropped. So no index is granted while it
 could still be written. What a broken link's sender owned is quarantined, and freed in one way only:
 the link is fenced, and the whole window goes (`release`).
 
 `store` is called by the thread that reads messages, everything else by the loop; a lock keeps the counts
-consistent. Where senders write the window themselves, `claim` is called in place of `store`.
+consistent. Where senders write the window themselves, `take` is called in place of `store`.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ class Staging:
         FrameError where the index is not the sender's, the piece is too long, or its transfer has too
         many."""
         with self._lock:
-            self._claim(piece)
+            self._take(piece)
             self._payloads[piece.staging] = payload
 
-    def claim(self, piece: Piece) -> None:
+    def take(self, piece: Piece) -> None:
         """Takes the index of a piece that the sender has written, or is about to; it becomes the receiver's.
         FrameError as in `store`."""
         with self._lock:
-            self._claim(piece)
+            self._take(piece)
 
-    def _claim(self, piece: Piece) -> None:
+    def _take(self, piece: Piece) -> None:
         if piece.staging >= self.pieces or self._owners[piece.staging] != Owner.SENDER:
             raise FrameError(f"staging index {piece.staging} is not the sender's")
         if piece.length > self.piece_bytes:

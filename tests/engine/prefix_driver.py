@@ -145,8 +145,8 @@ class Driver:
     def step(self) -> None:
         acts: list[Callable[[], object]] = [
             self.ask,
-            self.claim,
-            self.claim,
+            self.take_prefix,
+            self.take_prefix,
             self.compute,
             self.compute,
             self.compute,
@@ -179,7 +179,7 @@ class Driver:
             assert self.meaning.setdefault(name, contents) == contents, "a name stands for two things"
             self.owner[name] = tenant
 
-    def claim(self) -> None:
+    def take_prefix(self) -> None:
         """The next prompt is given its blocks; of what it found it must be the owner, and it must be all."""
         if not self.waiting:
             return
@@ -190,14 +190,14 @@ class Driver:
             return
         device, at_hand = self.expected(wanted)
         evicted = self.pools.cached.evicted
-        if not self.cache.claim(sequence):
+        if not self.cache.take_prefix(sequence):
             assert sequence.computed == 0
             self.did["waited"] += 1
             if sequence.borrowed:  # its reservation expires
                 self.waiting.remove(one)
                 self.give_back(one)
             return
-        sequence.claimed = True
+        sequence.prefix_taken = True
         self.waiting.remove(one)
         self.running.append(one)
         found = sequence.cached // BLOCK

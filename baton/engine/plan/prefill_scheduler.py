@@ -131,7 +131,7 @@ class PrefillScheduler:
         they are computed, while there are blocks."""
         if any(not self._has_started(one) for one in self._sequences):
             left_s, _, crowded = self._waiting(now)
-            self._claim(self._in_order(left_s, now, crowded=crowded), now)
+            self._allocate(self._in_order(left_s, now, crowded=crowded), now)
 
     def plan(self, now: float, others: int = 0) -> tuple[Chunk, ...]:
         """The next step's chunks, of prompts that have blocks; changes nothing. `others`: rows that may be
@@ -282,7 +282,7 @@ class PrefillScheduler:
         """Predicted seconds of what is left of a prompt; 0 before any step was timed."""
         return self.cost.seconds_of(self.cost.of(sequence.reached, sequence.length - sequence.reached))
 
-    def _claim(self, ordered: list[Sequence], now: float) -> None:
+    def _allocate(self, ordered: list[Sequence], now: float) -> None:
         """Gives blocks to the sequences in their order, while there are any."""
         aged = self._aged(ordered, now)
         may_start = aged is None or self._has_blocks(aged)
@@ -310,12 +310,14 @@ class PrefillScheduler:
 
     def _has_started(self, sequence: Sequence) -> bool:
         """Returns whether its blocks are there, and what is cached of it in them."""
-        return sequence.blocks is not None and (self._prefixes is None or sequence.claimed)
+        return sequence.blocks is not None and (self._prefixes is None or sequence.prefix_taken)
 
     def _has_blocks(self, sequence: Sequence) -> bool:
         if self._prefixes is not None:
-            sequence.claimed = sequence.claimed or self._prefixes.claim(sequence, self._block_seconds())
-            return sequence.claimed
+            sequence.prefix_taken = sequence.prefix_taken or self._prefixes.take_prefix(
+                sequence, self._block_seconds()
+            )
+            return sequence.prefix_taken
         if sequence.blocks is None:
             try:
                 sequence.blocks = self._pools.allocate(sequence.length)

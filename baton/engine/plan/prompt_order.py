@@ -5,7 +5,7 @@ n job, one machine sequencing algorithm for minimizing the number of late jobs",
 1968). Kept ones run by the earliest deadline where they must; as long as none of them would be late for it,
 what is shorter goes before them (slack stealing: Lehoczky and Ramos-Thuel, "An optimal algorithm for
 scheduling soft-aperiodic tasks in fixed-priority preemptive systems", RTSS 1992). One that is given up has no
-claim any more: it waits like a prompt without a limit.
+precedence any more: it waits like a prompt without a limit.
 """
 
 from __future__ import annotations

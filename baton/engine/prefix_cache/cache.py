@@ -1,7 +1,7 @@
 """The prefix cache of a worker: computed blocks on the device, and a store of evicted ones behind it.
 Torch-free.
 
-    claim ─▶ the longest prefix that is on the device, by reference ─▶ what the store has behind that, copied
+    taken ─▶ the longest prefix that is on the device, by reference ─▶ what the store has behind that, copied
              into the sequence's own blocks ─▶ the rest is computed
     computed ─▶ each block that became full is cached by its hash: other sequences may share it from now on
     reserved ─▶ at a decode worker: blocks on the device are shared, the rest is transferred
@@ -128,7 +128,7 @@ class PrefixCache:
         if self._store is not None:
             self._store.close()
 
-    def claim(self, sequence: Sequence, computed_s: float = math.inf) -> bool:
+    def take_prefix(self, sequence: Sequence, computed_s: float = math.inf) -> bool:
         """Gives a sequence all of its blocks, the first of them with cached contents. False where it should
         wait: blocks are being read from disk, in less time than the `computed_s` seconds that computing each
         takes."""

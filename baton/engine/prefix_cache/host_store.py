@@ -1,7 +1,7 @@
 """The prefix cache's store of evicted blocks: host memory, and behind that a disk.
 
     evicted from the device ─▶ host ──least recently used──▶ disk, if there is one with room
-    claimed by a prompt ◀───── host ◀──read on demand─────── disk
+    taken by a prompt ◀─────── host ◀──read on demand─────── disk
 
 Blocks that are promoted also stay in the lower tier, so that evicting them again copies nothing.
 """

@@ -263,7 +263,7 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
             _abort(context, error)
 
     def _frames(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        wire = self._claim(context)
+        wire = self._take_wire(context)
         try:
             yield from wire.serve(messages, context)
         except BatonError as error:
@@ -273,7 +273,7 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         self.rejected.add(f"a call from {context.peer()}: {reason}")
         _abort(context, BatonError(ErrorKind.UNAUTHENTICATED, reason))
 
-    def _claim(self, context: grpc.ServicerContext) -> GrpcReceiverWire:
+    def _take_wire(self, context: grpc.ServicerContext) -> GrpcReceiverWire:
         """Takes the wire of the link that this stream names; each link id is valid for one stream."""
         metadata = dict(context.invocation_metadata())
         named = metadata.get(LINK_ID_KEY, "")

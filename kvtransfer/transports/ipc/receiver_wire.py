@@ -53,7 +53,7 @@ class IpcReceiverWire(IpcWire):
         try:
             for frame in decode_headers(message):
                 if isinstance(frame, Piece):
-                    self._staging.claim(frame)
+                    self._staging.take(frame)
                 self._received.append(frame)
         except FrameError as malformed:
             self._malformed(malformed)

@@ -77,7 +77,7 @@ class NcclReceiverWire:
 
     def _post_receive(self, piece: Piece) -> None:
         """FrameError for an index that is not the sender's."""
-        self._staging.claim(piece)
+        self._staging.take(piece)
         size = self._window.head + piece.length
         arrival = self._channel.receive(self._window.address_of(piece.staging), size)
         self._arrivals[piece.staging] = arrival

@@ -102,7 +102,7 @@ def _note_harms(folder: Path) -> None:
 
 def _harm_what_lands(notes: _Notes) -> None:
     """Where a piece becomes the receiver's, written by a transport's thread, or the sender itself."""
-    take, land = Staging.claim, Staging.store
+    take, land = Staging.take, Staging.store
     others: dict[tuple[int, int, int], bytes] = {}  # the latest whole piece of each place of a block
     lay: dict[tuple[int, int], bytes] = {}  # what was in each place of staging before
 
@@ -131,7 +131,7 @@ def _harm_what_lands(notes: _Notes) -> None:
     def landing(self: Staging, piece: Piece, payload: memoryview) -> None:
         land(self, piece, memoryview(wronged(self, piece, bytes(payload))))
 
-    Staging.claim, Staging.store = taking, landing  # type: ignore[method-assign]
+    Staging.take, Staging.store = taking, landing  # type: ignore[method-assign]
 
 
 def _flipped(staged: bytes, seed: int) -> bytes:

@@ -32,7 +32,7 @@ def test_the_shortest_comes_first_as_long_as_nothing_is_late_for_it() -> None:
     assert order(prompt(1), prompt(2, due_s=4), share=0.5) == [1, 0], "it may count on half of the time"
 
 
-def test_what_cannot_be_met_has_no_claim() -> None:
+def test_what_cannot_be_met_has_no_precedence() -> None:
     assert order(prompt(1), prompt(2, due_s=1.9)) == [0, 1]
     assert order(prompt(1, due_s=9), prompt(3, due_s=3.5), prompt(4, due_s=4)) == [1, 0, 2]
 

@@ -55,7 +55,7 @@ class Planned:
                 if _is_value(value) or isinstance(value, dict)
             },
             "waiting": {
-                id(one): (one.computed, one.begun, one.cached, one.claimed, copy.deepcopy(one.blocks))
+                id(one): (one.computed, one.begun, one.cached, one.prefix_taken, copy.deepcopy(one.blocks))
                 for one in self.prompts.sequences
             },
             "pacing": {name: value for name, value in vars(self.pacing).items() if _is_value(value)},

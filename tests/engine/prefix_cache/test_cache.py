@@ -113,10 +113,10 @@ def test_blocks_that_come_slower_than_they_are_computed_are_not_waited_for() -> 
     driver.store.held = dict.fromkeys(slower.hashes, "one of two")
     driver.store.slow = set(slower.hashes)
     driver.store.seconds_each = 0.002
-    assert driver.cache.claim(slower, computed_s=0.001)
+    assert driver.cache.take_prefix(slower, computed_s=0.001)
     assert slower.cached == 0
-    assert not driver.cache.claim(quicker, computed_s=0.003)
-    assert not driver.cache.claim(unknown)
+    assert not driver.cache.take_prefix(quicker, computed_s=0.003)
+    assert not driver.cache.take_prefix(unknown)
     assert driver.store.poll()
     assert driver.store.ready(slower.hashes)[0] == 1
 

@@ -100,13 +100,13 @@ def test_a_transfer_between_devices_may_fill_the_window() -> None:
 def test_a_window_that_senders_write_is_viewed_in_place() -> None:
     window = np.arange(32, dtype=np.uint8)
     staging = Staging(4, 8, window)
-    staging.claim(piece(3, 5))
+    staging.take(piece(3, 5))
     assert bytes(staging.view(3, 5)) == bytes(range(24, 29))
     assert staging.view(3, 5).readonly
     with pytest.raises(FrameError, match=r"^malformed frame: staging index 3 is not the sender's$"):
-        staging.claim(piece(3, 5))
+        staging.take(piece(3, 5))
     staging.free(3)
-    staging.claim(piece(3, 8))
+    staging.take(piece(3, 8))
     with pytest.raises(ValueError, match=r"^a window of 31 bytes for 4 pieces of 8$"):
         Staging(4, 8, window[:31])
 

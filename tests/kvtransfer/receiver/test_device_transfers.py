@@ -148,7 +148,7 @@ def test_a_piece_over_another_link_does_not_end_a_transfer(end: ReceivingEnd, ri
     stray = end.send(other, (1, 1, 0, 0), b"cccc", 0)
     for outcome in (Outcome.CORRUPT, Outcome.VALID, Outcome.IN_STAGING):
         if other.staging.count(Owner.RECEIVER) == 0:
-            other.staging.claim(stray)
+            other.staging.take(stray)
         finish(end, other, MovedPiece(stray, 0, outcome))
     record = end.commit(rig, 1, [0, 2])
     finish(end, rig, MovedPiece(first, 1, Outcome.VALID))

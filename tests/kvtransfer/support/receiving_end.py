@@ -193,7 +193,7 @@ class ReceivingEnd:
         if rig.link.scatter is None:
             rig.staging.store(piece, memoryview(data))
         else:
-            rig.staging.claim(piece)
+            rig.staging.take(piece)
             begins = staging * PIECE_BYTES
             rig.window[begins : begins + len(data)] = np.frombuffer(data, dtype=np.uint8)
         self.handle(rig, piece)
