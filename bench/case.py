@@ -46,7 +46,7 @@ class DecodeCase:
     all but one of drafts, of which a share of `accept` is right. `text`: "random", or as
     `bench.markov_text.chance_of` reads it: drafts are then looked up in each sequence's own text, and a
     sequence has up to `rows_per_slot` rows. `lookahead_mb`: of a lookahead table in which nothing is found;
-    `ends`: outputs that one learns a second."""
+    `ends`: outputs that one learns a second. `tensor_parallel`: devices that divide the model."""
 
     shape: str
     precision: Precision
@@ -59,6 +59,7 @@ class DecodeCase:
     text: str = RANDOM
     lookahead_mb: int = 0
     ends: float = 0.0
+    tensor_parallel: int = 1
 
     @property
     def chance(self) -> float | None:
@@ -82,12 +83,13 @@ class DecodeCase:
 
     def floor_ms(self, mean_context: float, read_bytes_s: float, rows: float | None = None) -> float:
         """The lower bound of a step's time: the bytes that it must read, at the memory's bandwidth; of
-        experts those that its rows are expected to take. `rows`: sequences; None: the batch."""
+        experts those that its rows are expected to take; of several devices each reads its part. `rows`:
+        sequences; None: the batch."""
         model, sequences = self.model, self.batch if rows is None else rows
         of_rows = sequences * model.kv_elements_read(mean_context)
         weights = model.weight_bytes(self.precision, sequences * self.rows_per_slot)
         read = weights + of_rows * model.kv_element_bytes(self.precision)
-        return read / read_bytes_s * 1e3
+        return read / self.tensor_parallel / read_bytes_s * 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class EngineSize:
     def lacking(self, case: DecodeCase, free_bytes: float) -> str | None:
         """Says why an engine of this size does not fit into the free memory; None if it fits."""
         weights = case.model.held_bytes(case.precision)
-        wanted = weights + self.kv_bytes(case) + RESERVE_BYTES
+        wanted = (weights + self.kv_bytes(case)) / case.tensor_parallel + RESERVE_BYTES
         if wanted <= free_bytes:
             return None
         return (

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baton.model_spec.split import WHOLE, Split
 from bench.shapes import Precision, Shape, with_positions
 
 if TYPE_CHECKING:
@@ -125,9 +126,11 @@ def random_model(
     block_tokens: int,
     device: str,
     change: Callable[[dict[str, Any]], None] = lambda weights: None,
+    split: Split = WHOLE,
 ) -> Any:
-    """A model for sequences of up to `tokens` tokens. Weights are drawn by the device's own generator: of
-    no meaning, but of the right size. `change` is called with them, by name."""
+    """A model for sequences of up to `tokens` tokens, or the part of one that a device has. Weights are drawn
+    by the device's own generator: of no meaning, but of the right size. `change` is called with them, by
+    name."""
     import torch
 
     from baton.engine.model import modules
@@ -138,7 +141,7 @@ def random_model(
     kind, place = getattr(torch, precision.torch_dtype), torch.device(device)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(with_positions(shape, tokens).config))
-        config = load_config(folder)
+        config = load_config(folder).of_rank(split)
     layout = config.layout(block_tokens, precision.cache_dtype)
     formats = weight_formats(config, precision.quantization, quantize_head=precision.quantize_head)
     weights = weight_places(config, place, kind, formats)
@@ -156,7 +159,7 @@ def random_model(
     model = modules.Model(config, weights, layout, place, kinds)
     del weights
     if place.type == "cuda":
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(place)
         torch.cuda.empty_cache()
     return model
 

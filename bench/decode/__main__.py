@@ -1,9 +1,11 @@
-"""Decode on one GPU: step time, gaps and tail, by the GPU's own clock, while another process reads the ring.
+"""Decode on one GPU or several: step time, gaps and tail, by the GPU's own clock, while another process reads
+the ring.
 
     python -m bench.decode --shape llama-3.1-8b --dtype bf16 --batch 1,8,64 --context 1024
         [--sampling greedy|temperature|filters|penalties|logprobs] [--numerics exact|fast] [--json]
         [--quantization fp8|int8|int4 [--quantize-head]] [--tune | --ignore-tables] [--seconds S] [--churn]
         [--budget] [--mixed ROWS,ROWS] [--front] [--burners N]
+        [--tensor-parallel N]
         [--rows-per-slot N,N [--accept R,R | --text markov:P [--lookahead-mb M [--ends E]]]]
 
 Random weights and KV. One JSON object a batch goes to stdout.
@@ -28,6 +30,9 @@ Random weights and KV. One JSON object a batch goes to stdout.
                  with --text: drafts are looked up in a lookahead table, too, which is full of other texts
                  and has none; step_ms beside that of M = 0 is what it costs. --ends E: a table of that size
                  learns E outputs of 400 tokens a second meanwhile
+
+--tensor-parallel N: the model is divided among the first N GPUs, whose step is one of decode alone; needs
+CUDA_MODULE_LOADING=EAGER, and --tune where no table has the divided shapes.
 
 --ignore-tables: products run by the kernels that a worker's start finds where it has no table: neither the
 repository's tables nor this machine's are read, the cache of compiled kernels is empty, and tuning ends at
@@ -80,6 +85,7 @@ def main() -> None:
             arguments.text,
             arguments.lookahead_mb,
             arguments.ends,
+            arguments.tensor_parallel,
         )
         for batch in arguments.batch.split(",")
         for rows in arguments.rows_per_slot.split(",")
@@ -88,6 +94,9 @@ def main() -> None:
     cases = possible(cases)
     if arguments.lookahead_mb and (arguments.text == RANDOM or arguments.rows_per_slot == "1"):
         sys.exit("bench.decode: a lookahead table needs --text and --rows-per-slot: it is asked for drafts")
+    other = arguments.mixed, arguments.churn, arguments.budget, arguments.rows_per_slot != "1"
+    if arguments.tensor_parallel > 1 and any(other):
+        sys.exit("bench.decode: --tensor-parallel measures steps of one row a sequence, all slots busy")
     if arguments.ends and not arguments.lookahead_mb:
         sys.exit("bench.decode: --ends needs --lookahead-mb: outputs are learned by a table")
     with no_tables() if arguments.ignore_tables else nullcontext():
@@ -113,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--accept", default="0", metavar="R,R", help="the share of drafts that are right")
     parser.add_argument("--text", default=RANDOM, metavar="markov:P", help="text that repeats itself")
     parser.add_argument("--lookahead-mb", type=int, default=0, metavar="M", help="of a lookahead table")
+    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="GPUs of the engine")
     parser.add_argument("--ends", type=float, default=0, metavar="E", help="outputs learned a second")
     parser.add_argument("--front", action="store_true", help="the front streams every token to a follower")
     parser.add_argument("--burners", type=int, default=0, metavar="N", help="processes that burn a core each")

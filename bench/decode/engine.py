@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from baton.engine.decode.lookahead_fill import LookaheadFill
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.speculation.lookahead_table import LookaheadTable, Output
+from baton.model_spec.split import splits
 from bench.case import BLOCK_TOKENS, MOST_READ_BYTES_S, DecodeCase, EngineSize
 from bench.decode.clocks import ClockReader, Lines, clock_source
 from bench.decode.front import Front
@@ -20,6 +22,9 @@ from bench.markov_text import chain, cycle_of, encode
 
 if TYPE_CHECKING:
     from baton.engine.decode.slots import Grant
+    from baton.engine.model.modules import Model
+    from baton.engine.parallel.rank_exchange import DeviceGroup
+    from baton.model_spec.layout import Layout
     from services.worker.engine.startup.model_loader import LoadedModel
 
 Key = tuple[int, int]
@@ -43,11 +48,13 @@ class DecodeEngine:
         device: str = "cuda",
         interpreted: bool = False,
         mixes: bool = False,
+        group: Callable[[Sequence[Model], int], DeviceGroup] | None = None,
     ) -> None:
         """`front` creates the reader of the ring from its memory's descriptor, the slots and their rows.
         `mixes`: whether steps may be part of prefill steps.
 
         `interpreted`: on a CPU, run the graphs' kernels in Triton's interpreter instead of the plain loop.
+        `group`: makes what several devices exchange through; None: as GPUs do.
         """
         from baton.device.shared_memory import SharedMemory
         from baton.engine.decode.slots import SlotPool
@@ -59,13 +66,16 @@ class DecodeEngine:
         if size.rows_per_slot > 1:
             from bench.oracle import Oracle, count_up
         looks_up = size.chance is not None
-        change = [count_up] if size.accepts else []
+        change: dict[str, Any] = {"change": count_up} if size.accepts else {}
         if size.chance is not None:
-            change = [partial(encode, chance=size.chance)]
-        self.decoder = random_model(
-            case.model, case.precision, size.tokens + 1, BLOCK_TOKENS, device, *change
-        )
-        self.model = _model(self.decoder, case, size)
+            change = {"change": partial(encode, chance=size.chance)}
+        shape = case.model, case.precision, size.tokens + 1, BLOCK_TOKENS
+        ranks = [
+            random_model(*shape, place, split=split, **change)
+            for place, split in zip(_places(device, case), splits(case.tensor_parallel), strict=True)
+        ]
+        self.decoder = ranks[0]
+        self.model = _model(ranks, case, size)
         self.size = size
         self.read_bytes_s = MOST_READ_BYTES_S if device == "cpu" else read_bytes_s()
         self.slots = SlotPool(size.slots)
@@ -79,7 +89,7 @@ class DecodeEngine:
         state = SlotState(size.slots, widths, vocab, place, rows, lookup_tokens, table)
         self.oracle = Oracle(state, vocab) if rows > 1 and not looks_up else None
         self.loop = decode_loop(
-            (self.decoder,),
+            self.model.ranks,
             self.model.cache,
             state,
             self._rings,
@@ -88,6 +98,7 @@ class DecodeEngine:
             interpreted=interpreted,
             mixes=mixes,
             propose=self.oracle,
+            group=group and group(ranks, size.slots),
         )
         self.draft_batches, self.loop.steps.draft_batches = self.loop.steps.draft_batches, ()
         """Numbers of rows that steps with drafts may have; steps have none unless a run sets them."""
@@ -182,7 +193,8 @@ class DecodeEngine:
         if self.decoder.device.type == "cuda":
             import torch
 
-            torch.cuda.synchronize()
+            for rank in self.model.ranks:
+                torch.cuda.synchronize(rank.device)
 
     def first_token(self, case: DecodeCase) -> None:
         """Runs a sequence to its first token, so that all that a first step loads is there."""
@@ -209,22 +221,32 @@ def _full_table(size: EngineSize, vocab: int, device: Any) -> LookaheadTable:
     return table
 
 
-def _model(decoder: Any, case: DecodeCase, size: EngineSize) -> LoadedModel:
-    """The decoder with a cache of random values."""
+def _places(device: str, case: DecodeCase) -> list[str]:
+    """The devices of a case: a CPU is that of all ranks."""
+    count = case.tensor_parallel
+    return [device] * count if device == "cpu" or count == 1 else [f"cuda:{rank}" for rank in range(count)]
+
+
+def _model(ranks: Sequence[Model], case: DecodeCase, size: EngineSize) -> LoadedModel:
+    """The model that these are the parts of, with a cache of random values."""
     from baton.engine.memory.block_pools import BlockPools
     from baton.engine.memory.kv_cache import KVCache
+    from baton.engine.memory.split_cache import SplitKVCache
     from baton.engine.shared_memory.logprob_records import MAX_LOGPROBS
     from services.common.config.worker import EngineConfig
     from services.worker.engine.startup.model_loader import LoadedModel
 
+    decoder = ranks[0]
     blocks = [size.blocks()] * len(decoder.layout.groups)
-    cache = KVCache(decoder.layout, blocks, decoder.device)
-    randomize(cache)
+    caches = [KVCache(rank.layout, blocks, rank.device) for rank in ranks]
+    for cache in caches:
+        randomize(cache)
+    whole = _whole_layout(decoder)
     return LoadedModel(
         config=decoder.config,
-        ranks=(decoder,),
-        cache=cache,
-        pools=BlockPools(decoder.layout, blocks),
+        ranks=tuple(ranks),
+        cache=caches[0] if len(caches) == 1 else SplitKVCache(whole, caches),
+        pools=BlockPools(whole, blocks),
         slots=size.slots,
         max_context_tokens=size.tokens + 1,
         max_logprobs=MAX_LOGPROBS,
@@ -236,6 +258,13 @@ def _model(decoder: Any, case: DecodeCase, size: EngineSize) -> LoadedModel:
         weight_format="",
         chunk_tokens=EngineConfig().chunk_tokens_on(decoder.device.type),
     )
+
+
+def _whole_layout(rank: Model) -> Layout:
+    """The layout of the blocks that a rank has its heads of."""
+    groups = rank.layout.groups
+    config = replace(rank.config, num_kv_heads=rank.config.num_kv_heads * rank.config.split.count)
+    return config.layout(groups[0].block_tokens, rank.layout.cache_dtype)
 
 
 class Learner:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baton.device.kernel_files.cache import keep_kernels_in
+from baton.model_spec.split import WHOLE, Split, splits
 from bench.case import DecodeCase
 from bench.options import add_precision_options, precision_of, program_parser
 from bench.shapes import SHAPES, Precision
@@ -100,11 +101,12 @@ def wanted_of(
     return wanted
 
 
-def products_of(name: str, precision: Precision) -> list[Product]:
-    """The distinct products of a model of that shape; their tensors have shapes and no memory."""
+def products_of(name: str, precision: Precision, split: Split = WHOLE) -> list[Product]:
+    """The distinct products of a model of that shape, or of a device's part of it; their tensors have shapes
+    and no memory."""
     from bench.engine_driver import random_model
 
-    model = random_model(SHAPES[name], precision, 1, 16, "meta")
+    model = random_model(SHAPES[name], precision, 1, 16, "meta", split=split)
     found: list[Product] = model.product_kinds()
     return found
 
@@ -133,7 +135,7 @@ def tune_missing(case: DecodeCase, rows: int, limit_s: float | None = None) -> N
     from baton.engine.tuning.tuner import missing, save, tune
 
     gpu, kind = torch.cuda.get_device_name(), getattr(torch, case.precision.torch_dtype)
-    products = products_of(case.shape, case.precision)
+    products = products_of(case.shape, case.precision, splits(case.tensor_parallel)[0])
     wanted = missing(products, rows, kind, ProductTable.for_gpu(gpu))
     began = time.monotonic()
     entries = tune(wanted, kind, torch.device("cuda", 0), lambda *_: None, limit_s)

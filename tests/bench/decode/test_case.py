@@ -121,6 +121,7 @@ def test_what_is_printed_names_each_choice_of_precision() -> None:
         "text": "random",
         "lookahead_mb": 0,
         "ends": 0.0,
+        "tensor_parallel": 1,
     }
 
 

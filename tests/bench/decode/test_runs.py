@@ -17,6 +17,7 @@ from bench.decode.churn_plan import Join, engine_size
 from bench.decode.engine import DecodeEngine
 from bench.decode.front import Front
 from bench.shapes import Precision
+from tests.engine.parallel.turns import TurnGroup
 from tests.kvtransfer.support.fake_device import FakeDevice, Pump
 
 FRONT = partial(Front, streams=True, burners=1)
@@ -134,6 +135,22 @@ def test_text_that_repeats_itself(
     engine.close()
     assert least <= found["tokens_a_step"] <= most
     assert found["drafts_a_step"] <= rows - 1
+
+
+def test_several_devices() -> None:
+    """Each reads its part, and the model's blocks are those of all heads."""
+    case = replace(tiny(2, context=20), tensor_parallel=2)
+    engine = DecodeEngine(case, EngineSize(2, 40), Front, device="cpu", interpreted=True, group=TurnGroup)
+    keys = [engine.admit(case, index, 4) for index in range(2)]
+    assert len(keys) == 2
+    engine.turn_until(lambda: engine.loop.tokens_decoded >= 6)
+    engine.empty()
+    accounting_is_consistent(engine)
+    engine.close()
+    one = DecodeEngine(tiny(2, context=20), EngineSize(2, 40), Front, device="cpu")
+    one.close()
+    assert engine.model.layout == one.model.layout
+    assert case.floor_ms(20, 1e12) * 2 == pytest.approx(tiny(2).floor_ms(20, 1e12))
 
 
 @pytest.mark.slow
