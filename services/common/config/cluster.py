@@ -21,7 +21,7 @@ class SupervisionSettings(StrictModel):
         min_length=1,
     )
     hang_timeout_s: PositiveFloat = setting(
-        5.0, "time after which a worker that does not answer is restarted; 20 s where it could not run"
+        5.0, "time after which a worker that does not answer is restarted; 20 s if it got no processor time"
     )
     secrets_file: Path | None = setting(
         None,

@@ -35,7 +35,8 @@ class ConnectionLimits(StrictModel):
     # Must exceed the time for which common clients keep idle connections (httpx 5 s, aiohttp 15 s, load
     # balancers 60 s): a request that is sent while the router closes the connection is lost.
     idle_timeout_s: PositiveFloat = setting(
-        75.0, "time after which an idle connection is closed; longer than that of a load balancer before it"
+        75.0,
+        "time after which an idle connection is closed; set it longer than that of a load balancer in front",
     )
     max_connection_age_s: PositiveFloat = setting(
         3600.0,
@@ -52,7 +53,7 @@ class ConnectionLimits(StrictModel):
     max_connections_per_address: PositiveInt | None = setting(
         None,
         "open HTTP connections of one address (IPv6: of a /64 network); unset: half of all; behind a proxy "
-        "set it to all",
+        "set it to `max_connections`",
         unit="connections",
     )
     max_grpc_connections: int = setting(1024, "open gRPC connections; further ones are closed at once", ge=8)
@@ -140,7 +141,7 @@ class RouterSettings(StrictModel):
     )
     max_waiting: PositiveInt = setting(
         1024,
-        "requests that may wait in the queue, each output counted; further ones get 429",
+        "requests that may wait in the queue, each output counted; further ones get 503 `overloaded`",
         unit="requests",
     )
     waiting_share: float = fixed(0.125, "it is an eighth of max_waiting, so that no request fills the queue")
@@ -153,7 +154,7 @@ class RouterSettings(StrictModel):
     queue_timeout_s: PositiveFloat = setting(60.0, "longest time that a request waits in the queue")
     expected_prefill_tokens_per_s: float = fixed(10_000.0, "it is 10000, until the first prompt was measured")
     request_timeout_s: PositiveFloat = setting(
-        600.0, "longest duration of a request; then it ends with what was generated"
+        600.0, "longest duration of a request; one that reaches it ends with the error `deadline`"
     )
     prefill_ahead_tokens: int = fixed(
         2048, "it is 2048 tokens, the most that a prefill step holds by default"

@@ -17,13 +17,13 @@ class TransferConfig(StrictModel):
 
     transport: Transport = setting(
         "auto",
-        "way of KV blocks between workers: ipc (within one host), nccl (between GPUs), grpc (anywhere); "
-        "auto: ipc where both ends are on one host, else grpc",
+        "transport of KV blocks between workers: ipc (within one host), nccl (between GPUs), grpc "
+        "(anywhere); auto: ipc where both ends are on one host, else grpc",
         flag=True,
     )
     kv_wire: KVWire = setting(
         "native",
-        "format of KV blocks on their way: native: unchanged; fp8 or int8: half the bytes of 16 bits, with "
+        "format of KV blocks in transfer: native: unchanged; fp8 or int8: half the bytes of 16 bits, with "
         "a scale for each token and head, less precision, and through host memory",
         who="experts",
         flag=True,
@@ -44,7 +44,8 @@ class TransferConfig(StrictModel):
     )
     max_links: int = setting(
         256,
-        "senders that a decode worker has links with; beyond 64 each has an eighth of the staging pieces",
+        "most links of a decode worker with senders; through the host those beyond 64 have an eighth of the "
+        "staging pieces",
         who="experts",
         ge=1,
         le=4096,
