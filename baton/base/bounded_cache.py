@@ -28,7 +28,7 @@ class BoundedCache(Generic[Key, Value]):
         return len(self._entries)
 
     def get(self, key: Key) -> Value | None:
-        """The value, which is thereby the one used last; None where there is none."""
+        """Returns the value and marks it as the one used last; None if there is none."""
         with self._lock:
             if (entry := self._entries.get(key)) is None:
                 return None

@@ -1,8 +1,9 @@
 """A child that must not outlive its parent.
 
-Run as a program, this file becomes another one that is tied so; `tied` has the command. It stands in for
-`preexec_fn`, with which `subprocess` forks rather than vforks: then gRPC's handlers run in the copy, start
-its threads there, and now and then crash or hang it before it is the new program (grpc/grpc#43055).
+Run as a program, this file has the kernel end it with its parent, and then executes another program in its
+place; `tied` has the command. It replaces `preexec_fn`, with which `subprocess` forks instead of vforks: then
+gRPC's handlers run in the copy, start its threads there, and now and then crash or hang it before it is the
+new program (grpc/grpc#43055).
 """
 
 from __future__ import annotations

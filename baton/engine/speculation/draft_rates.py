@@ -24,7 +24,7 @@ _TOKENS_DECAY_S = 0.5
 _LEAST_KEPT = math.exp(-0.5)
 # What a depth is taken to be like the one before it, as a number of steps.
 _LIKE_BEFORE = 1.0
-# What a sequence's sums begin with, as a number of steps that fared like all slots' of late, and of these
+# What a sequence's sums begin with, as a number of steps that fared like all slots' recent ones, and of these
 # before there were any the share of drafts that is right.
 _PRIOR_STEPS, _PRIOR_SHARE = 2.0, 0.5
 # Seconds after its last step for which a slot counts as one that decodes.
@@ -75,7 +75,7 @@ class DraftRates:
         return self._rows / self._sequences
 
     def running(self) -> Slots:
-        """Slots that had a step of late."""
+        """Slots that had a step recently."""
         return self._running_at(self._clock())
 
     def _running_at(self, now: float) -> Slots:

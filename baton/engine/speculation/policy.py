@@ -104,7 +104,7 @@ class DraftPolicy:
 
     def expected(self, sequences: int, plain_rows: int) -> tuple[int, float]:
         """Rows that a step of `sequences` sequences should have, and the tokens that it should give each, if
-        all are like the mean of those that had steps of late and none has a limit."""
+        all are like the mean of those that had steps recently and none has a limit."""
         if self._clock() - self._expected_at >= _EXPECTED_S:
             self._expected.clear()
             self._expected_at = self._clock()

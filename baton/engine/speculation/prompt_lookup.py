@@ -3,9 +3,9 @@ text, and in the lookahead table.
 
 The longest match of its last 2 to 8 tokens with an earlier place decides, of equally long ones the
 prediction's, then the text's and last the table's, and of one text's the latest. What follows there are the
-drafts, and the longer the match the more of them. Behind a match of the text so near to its end that the
-drafts reach it, the text goes on with the drafts themselves: a text that repeats a few tokens over and over
-is continued so.
+drafts; a longer match gives more of them. If the match is so near to the end of the text that the drafts
+reach it, the drafts continue the text that they are taken from: so a few tokens that repeat over and over
+are continued.
 
 Where there is no such match, the last token may have taken the place of another one: then the longest match
 of the 2 to 8 tokens before it decides, of equally long ones the prediction's and in one text the earliest,

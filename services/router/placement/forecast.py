@@ -3,7 +3,7 @@
 Step costs come with heartbeats and change slowly. What a router has sent since then it knows from
 its own claims, so a prediction is never older than they are, except for the work of other routers. Everything
 that is not known yet counts as 0: a worker that was never measured gets work, and is measured. Times per
-output token are corrected by what requests of late have had at the worker (`tpot_ratio`).
+output token are corrected by what recent requests had at the worker (`tpot_ratio`).
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _delayed(worker: Worker, token_s: float) -> float:
 
 def stream_urgency(used: float) -> float:
     """Weight of a second of delay to a sequence whose steps take the share `used` of its limit: little while
-    it has time to spare, 1 at 0.86 of it, and the more the nearer it is to the limit.
+    it has time to spare, 1 at 0.86 of it, and growing towards the limit.
 
     Chosen in virtual time with the one of prompts (docs/scheduling.md): where it is more, requests wait for a
     busy prefill worker until their first token is late, though decode has time to spare; where it is less,

@@ -216,7 +216,7 @@ class Worker:
     @property
     def staying(self) -> float:
         """The part of the used slots that is expected to be still used when a prompt that is sent now has its
-        first token: by the slots that were released per second of late, and how long recent requests took to
+        first token: by the slots that were released per second lately, and how long recent requests took to
         their first tokens. Sequences that are not decoded yet stay."""
         if not self.used_slots:
             return 1.0
