@@ -32,7 +32,8 @@ Random weights and KV. One JSON object a batch goes to stdout.
                  learns E outputs of 400 tokens a second meanwhile
 
 --tensor-parallel N: the model is divided among the first N GPUs, whose step is one of decode alone; needs
-CUDA_MODULE_LOADING=EAGER, and --tune where no table has the divided shapes.
+CUDA_MODULE_LOADING=EAGER, and --tune where no table has the divided shapes. all_devices_ms, alone_ms: a step
+without sequences, on all GPUs, and on the first alone, which then exchanges with none.
 
 --ignore-tables: products run by the kernels that a worker's start finds where it has no table: neither the
 repository's tables nor this machine's are read, the cache of compiled kernels is empty, and tuning ends at
@@ -178,7 +179,7 @@ def run_all(cases: list[DecodeCase], arguments: argparse.Namespace) -> None:
 
 def measure_all(engine: Any, cases: list[DecodeCase], arguments: argparse.Namespace) -> None:
     """Measures each case, or the memory, and finally prints the budgets."""
-    from bench.decode import budget, mixed
+    from bench.decode import budget, mixed, steady
 
     if arguments.mixed:
         for case, found in zip(cases, mixed.run(engine, cases, _rows(arguments)), strict=True):
@@ -188,6 +189,8 @@ def measure_all(engine: Any, cases: list[DecodeCase], arguments: argparse.Namesp
     for case in cases:
         _report(f"batch {case.batch}")
         results.append({"batch": case.batch, **measure_one(engine, case, arguments)})
+        if case.tensor_parallel > 1:
+            results[-1] |= steady.split_cost(engine, case)
         _print(case, results[-1], arguments)
     if arguments.budget:
         budget.show(results)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -101,8 +101,9 @@ class GraphDecodeLoop(DecodeLoop):
         self._clock = clock
         self._memory = memory  # registered while the graphs live
         # By the rows of a batch: steps without drafts, and steps with some.
-        with nullcontext() if group is None else group.solo():
-            self.graphs = self._on_all_devices(self.step_state.capture())
+        with self._solo():
+            self._first_graphs = self.step_state.capture()
+            self.graphs = self._on_all_devices(self._first_graphs)
             self.draft_graphs = self.step_state.capture_drafts(draft_batches)
             self.queue.drain()
         if self.queue.on_chip:
@@ -155,6 +156,17 @@ class GraphDecodeLoop(DecodeLoop):
         `DecodePass.all_rows_present`. The best of a few tries, since a single one that is
         disturbed would make all larger buckets look as slow."""
         return {rows: self.seconds_of(self.graphs[rows].simple) for rows in sorted(self.graphs)}
+
+    def alone_seconds(self) -> dict[int, float]:
+        """Runs what `bucket_seconds` does on the first device alone, of several: what is left of a step
+        without waits for others and loads of their parts. Nothing else may run."""
+        with self._solo():
+            return {
+                rows: self.seconds_of(self._first_graphs[rows].simple) for rows in sorted(self._first_graphs)
+            }
+
+    def _solo(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._group is None else self._group.solo()
 
     def _sized_seconds(
         self, cache: KVCache, plain: dict[int, float], with_drafts: dict[int, float]

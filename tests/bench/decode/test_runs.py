@@ -145,6 +145,7 @@ def test_several_devices() -> None:
     assert len(keys) == 2
     engine.turn_until(lambda: engine.loop.tokens_decoded >= 6)
     engine.empty()
+    assert set(steady.split_cost(engine, case)) == {"all_devices_ms", "alone_ms"}
     accounting_is_consistent(engine)
     engine.close()
     one = DecodeEngine(tiny(2, context=20), EngineSize(2, 40), Front, device="cpu")

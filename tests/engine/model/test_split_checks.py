@@ -105,7 +105,7 @@ def gpus_found(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
         ({"quantization": "fp8"}, "weights in fp8 are divided among GPUs not yet; those in bfloat16 are"),
         ({"device_indexes": (1,)}, "device_indexes are [1], which are not 2 GPUs"),
         ({"device_indexes": (1, 1)}, "device_indexes are [1, 1], which are not 2 GPUs"),
-        ({"tensor_parallel": 4}, "torch finds 2 GPUs; 2 would be enough for tensor_parallel 2"),
+        ({"tensor_parallel": 4}, "GPUs that torch finds: 2, enough for tensor_parallel 2"),
     ],
     ids=str,
 )

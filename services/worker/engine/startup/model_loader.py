@@ -189,7 +189,7 @@ def devices_of(engine: EngineConfig) -> list[torch.device]:
     if len(set(indexes)) != count:
         why = f"device_indexes are {list(indexes)}, which are not {count} GPUs"
     elif count > there:
-        why = f"torch finds {there} GPUs; {there} would be enough for tensor_parallel {there}"
+        why = f"GPUs that torch finds: {there}, enough for tensor_parallel {there}"
     else:
         return [torch.device(first.type, index) for index in indexes]
     raise BatonError(ErrorKind.INVALID, f"tensor_parallel {count}: {why}")
