@@ -15,6 +15,7 @@ from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.model.modules import Model
 from baton.engine.parallel.exchange import ExchangeTimeoutError
 from baton.engine.sequence import SamplingParams
+from baton.model_spec.layout import FP8
 from tests.engine.executor.test_ranks_in_steps import SHAPE, starts
 from tests.engine.local_engine import LocalEngine
 from tests.engine.parallel.host.turn_group import HostGroup
@@ -127,6 +128,17 @@ def test_requests_with_every_feature(tmp_path: Path, ranks: int, numerics: str) 
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             assert other.logprob == pytest.approx(one.logprob, abs=1e-4)
+
+
+def test_a_cache_of_codes(tmp_path: Path) -> None:
+    """Each device quantises the keys and values of its heads, and reads the codes that it is handed."""
+    outputs = []
+    for ranks in (1, 2):
+        options = {"cache_dtype": FP8, "slots": 2, "changes": SHAPE, "ranks": ranks}
+        engine = on_ranks(tmp_path / str(ranks), **options, group=TurnGroup if ranks > 1 else None)
+        keys = [engine.start(list(range(3, 24)), max_tokens=6), engine.start([7, 50, 31], max_tokens=6)]
+        outputs.append(engine.run(*keys))
+    assert outputs[0] == outputs[1]
 
 
 def test_blocks_that_a_slot_is_given_later_are_on_every_device(tmp_path: Path) -> None:
