@@ -5,7 +5,8 @@
 #
 # OUT gets a log a part; the last lines of each are printed. A part that the SECONDS left do not suffice for is
 # named and skipped. BASE=TREE also measures `steps` with the sources of an older commit, alternating with these.
-# Without PARTs all run, in this order, proofs before the figures that rest on them.
+# Without PARTs all of one GPU run, in this order, proofs before the figures that rest on them; `gpus` needs two
+# GPUs of one host.
 set -uo pipefail
 
 out=$1 ends=$((SECONDS + $2))
@@ -99,4 +100,11 @@ if wants tests; then
         --deselect tests/engine/test_gpu_memory.py'
     run tests-others 120 bash -c 'test_on_gpu -n 8 tests --ignore tests/engine --ignore tests/e2e --ignore tests/worker \
         --ignore tests/kvtransfer'
+fi
+if wants gpus; then
+    export CUDA_MODULE_LOADING=EAGER
+    run gpus-exchange 150 pytest -p no:cacheprovider -s -m multigpu --tb=short -rfE tests/engine/parallel/test_gpus_exchange.py
+    run gpus-tokens 240 pytest -p no:cacheprovider -s -m multigpu --tb=short -rfE tests/engine/parallel/test_gpus_decode.py \
+        tests/worker/engine/test_several_devices.py
+    run gpus-decode 120 python -m bench.decode "${model[@]}" --batch 1,8,32,64,128 --tensor-parallel 2 --json
 fi
