@@ -37,7 +37,8 @@ class Size:
     graph: bool
 
 
-REDUCED = Size(24, 6, 40, 24, 40, 4, graph=False)
+REDUCED = Size(16, 6, 40, 24, 40, 4, graph=False)
+MEDIUM = Size(24, 6, 40, 24, 40, 4, graph=False)
 FULL = Size(500, 72, 850, 60, 64, 2, graph=True)
 PARTS = 4
 
@@ -121,9 +122,17 @@ def prove(folder: Path, size: Size, seed: int, cache_dtype: str = "float32") -> 
     return f"{len(requests)} requests, {tokens} tokens, {counts}, held rows {many.reader.stalled_rows}"
 
 
-@pytest.mark.parametrize("cache_dtype", ["float32", pytest.param("float8_e4m3fn", marks=pytest.mark.slow)])
-def test_a_few_random_requests(tmp_path: Path, cache_dtype: str) -> None:
-    print(prove(tmp_path, REDUCED, seed=1, cache_dtype=cache_dtype))
+@pytest.mark.parametrize(
+    ("size", "cache_dtype"),
+    [
+        (REDUCED, "float32"),
+        pytest.param(MEDIUM, "float32", marks=pytest.mark.slow),
+        pytest.param(MEDIUM, "float8_e4m3fn", marks=pytest.mark.slow),
+    ],
+    ids=["reduced", "medium", "medium, cache in fp8"],
+)
+def test_a_few_random_requests(tmp_path: Path, size: Size, cache_dtype: str) -> None:
+    print(prove(tmp_path, size, seed=1, cache_dtype=cache_dtype))
 
 
 @pytest.mark.gpu

@@ -36,9 +36,9 @@ def accounting_is_consistent(engine: DecodeEngine) -> None:
 def test_churn() -> None:
     case = tiny(4)
     engine = DecodeEngine(case, engine_size([case]), FRONT, device="cpu")
-    for doubled in range(7):  # a busy machine has too few steps in half a second for all that to happen
+    for doubled in range(8):  # a busy machine has too few steps in so short a time for all that to happen
         begun = time.monotonic()
-        found = churn.run(engine, case, 0.5 * 2**doubled, FakeDevice(Pump(None)))
+        found = churn.run(engine, case, 0.25 * 2**doubled, FakeDevice(Pump(None)))
         if found["block_grants"] and found["joins"] > 2 and found["ended"]:
             break
     lasted_ms = (time.monotonic() - begun) * 1e3

@@ -41,7 +41,7 @@ def check_many(folder: Path, seeds: range) -> None:
 
 
 def test_plans_launched_by_hand_do_what_they_did_for_the_planner(folder: Path) -> None:
-    check_many(folder, range(10))
+    check_many(folder, range(6))
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from baton.engine.kernels.reference.row_ops import rms_norm
 from baton.engine.kernels.weight_format import WeightFormat
 from baton.engine.kernels.weight_stack import WeightStack
 from baton.engine.model.quantization.quantize import quantize
+from tests.support.fewer import each_value_once
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TUNING = GroupedTuning(columns=32, width=32, stages=2, warps=4)
@@ -244,14 +245,22 @@ def test_every_routing_gives_what_the_reference_gives(
             torch.testing.assert_close(large, expected, rtol=tolerance, atol=tolerance, msg=name)
 
 
-@pytest.mark.parametrize("form", CODES, ids=[form.name for form in CODES])
+# Of each size two formats run always: one of 8 bits and one of 4.
+SHAPES = [(1, 2, 5, 160, 32), (19, 3, 5, 64, 32)]
+
+
 @pytest.mark.parametrize(
-    ("rows", "top_k", "experts", "hidden", "inner"),
-    [(1, 2, 5, 160, 32), (19, 3, 5, 64, 32), pytest.param(256, 8, 60, 256, 128, marks=pytest.mark.slow)],
+    ("form", "shape"),
+    [
+        *each_value_once(CODES, SHAPES),
+        *(pytest.param(form, (256, 8, 60, 256, 128), marks=pytest.mark.slow) for form in CODES),
+    ],
+    ids=str,
 )
 def test_experts_in_fewer_bits_are_what_their_codes_stand_for(
-    form: WeightFormat, rows: int, top_k: int, experts: int, hidden: int, inner: int
+    form: WeightFormat, shape: tuple[int, int, int, int, int]
 ) -> None:
+    rows, top_k, experts, hidden, inner = shape
     mixture = Mixture.random(experts, hidden, inner, torch.float32, form)
     x, stream, weights = (
         normal(rows, hidden, seed=3),
