@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import math
+import shutil
 import string
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -195,13 +199,34 @@ def make_checkpoint(
     """Writes config, weights and tokenizer of a random model into `folder`, and returns it.
 
     `shape` overrides keys of the family's configuration class; `sharded` cuts the weights into several files.
+    What a process has made once is copied.
     """
+    text = json.dumps([family, seed, dtype, sharded, shape], sort_keys=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in _made(text).iterdir():
+        shutil.copyfile(file, folder / file.name)
+    return folder
+
+
+@functools.cache
+def _made(text: str) -> Path:
+    """A folder of this process with the checkpoint that `text` describes, JSON of what differs."""
+    family, seed, dtype, sharded, shape = json.loads(text)
     transformers_logging.disable_progress_bar()
     config = CONFIGS[family](**{**_SHAPE, **shape})
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     _randomise(model, seed)
+    folder = Path(tempfile.mkdtemp(dir=_folder()))
     model.save_pretrained(folder, max_shard_size="100KB" if sharded else "1GB")
     write_tokenizer(folder, config.vocab_size)
+    return folder
+
+
+@functools.cache
+def _folder() -> str:
+    """The folder of all of them, which goes with the process."""
+    folder = tempfile.mkdtemp(prefix="checkpoints-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
