@@ -158,7 +158,7 @@ def test_int8_is_refused_by_name(published: bool, tmp_path: Path) -> None:
 def test_a_gpu_refuses_a_mixture_before_it_loads_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_loader, "device_of", lambda engine: torch.device("cuda", 0))
+    monkeypatch.setattr(model_loader, "devices_of", lambda engine: [torch.device("cuda", 0)])
     folder = SMALL.make(tmp_path)
     with pytest.raises(BatonError, match=r"config\.json: num_experts: 8 .*not yet on a GPU") as caught:
         model_loader.load(str(folder), EngineConfig())
@@ -169,7 +169,7 @@ def test_a_gpu_refuses_a_mixture_before_it_loads_anything(
 def test_a_gpu_refuses_experts_in_a_format_without_a_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_loader, "device_of", lambda engine: torch.device("cuda", 0))
+    monkeypatch.setattr(model_loader, "devices_of", lambda engine: [torch.device("cuda", 0)])
     monkeypatch.setattr(model_loader, "MIXTURES_ON_GPUS", True)
     folder = SMALL.make(tmp_path)
     config = json.loads((folder / "config.json").read_text())
