@@ -54,9 +54,9 @@ async def test_a_large_request_is_not_starved_by_small_ones(site: SiteMaker, dec
 
 
 async def test_a_request_that_leaves_blocks_no_other(site: SiteMaker) -> None:
-    async with site(slots=4, queue_timeout_s=3) as here:
+    async with site(slots=4, queue_timeout_s=20) as here:
         behaviour = here.worker("decode-0").behaviour
-        behaviour.capacity_tokens, behaviour.step_s = CAPACITY, 0.05
+        behaviour.capacity_tokens, behaviour.step_s = CAPACITY, 0.3
         running = asyncio.create_task(generate(here, 40, 1))
         await until(lambda: here.worker("decode-0").decode.used_slots == 1)
         large = asyncio.create_task(generate(here, LARGE, 2))
