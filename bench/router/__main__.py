@@ -80,6 +80,8 @@ class Bench:
         )
         counts, seconds, cpu = measured["counts"], measured["seconds"], measured["cpu"]
         tokens = max(1, counts["tokens"])
+        # No less than processor time is counted by.
+        busy_s = max(cpu["router"] * seconds, 1 / os.sysconf("SC_CLK_TCK"))
         return {
             "case": api,
             "processes": processes,
@@ -88,8 +90,8 @@ class Bench:
             "tokens_s": round(tokens / seconds),
             "kept_up": round(tokens / seconds / rate, 3),
             "tokens_a_message": round(tokens / max(1, counts["messages"]), 3),
-            "router_us_a_token": round(1e6 * cpu["router"] * seconds / tokens, 2),
-            "tokens_a_cpu_s": round(tokens / (cpu["router"] * seconds)),
+            "router_us_a_token": round(1e6 * busy_s / tokens, 2),
+            "tokens_a_cpu_s": round(tokens / busy_s),
             **_common(measured),
         }
 
