@@ -65,6 +65,7 @@ def test_shapes_are_refused_alike(shape: list[Any]) -> None:
     own = outcome(lambda: said(block_type(fast.init_block_type_anew, tl.int32, shape)))
     for _ in range(2):
         assert outcome(lambda: said(block_type(fast.init_block_type, tl.int32, shape))) == own
+    assert type(block_type(fast.init_block_type, tl.int32, [1]).shape.values[0]) is int, "not True, its equal"
 
 
 @pytest.mark.parametrize("shape", [None, *SHAPES])

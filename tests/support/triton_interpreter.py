@@ -123,10 +123,13 @@ _BLOCK_SHAPES: dict[tuple[Any, ...], tuple[Any, int]] = {}
 def init_block_type(self: Any, element_ty: Any, shape: Any) -> None:
     """Instead of its own function, which validates each shape again; a new shape is still validated."""
     sizes = tuple([unwrap_if_constexpr(size) for size in shape])
-    known = _BLOCK_SHAPES.get(sizes)
-    if known is None or not all(type(size) is int for size in sizes):
+    # True equals 1 as a key, and is no size to numpy.
+    whole = all(type(size) is int for size in sizes)
+    known = _BLOCK_SHAPES.get(sizes) if whole else None
+    if known is None:
         init_block_type_anew(self, element_ty, shape)
-        _BLOCK_SHAPES[sizes] = self.shape, self.numel
+        if whole:
+            _BLOCK_SHAPES[sizes] = self.shape, self.numel
         return
     self.element_ty = element_ty
     self.shape, self.numel = known
