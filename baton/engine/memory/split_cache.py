@@ -47,7 +47,7 @@ class SplitKVCache(BlockMemory):
         for mine, theirs in self._pairs(group, block, whole):
             mine.copy_(theirs)
         if self.device.type == "cuda":
-            # Whoever waits for the first device's stream waits for the copies on the others.
+            # A wait for the first device's stream includes the copies on the others.
             first = torch.cuda.current_stream(self.device)
             for cache in self.ranks[1:]:
                 first.wait_stream(torch.cuda.current_stream(cache.device))

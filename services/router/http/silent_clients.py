@@ -10,6 +10,7 @@ connections of clients that acknowledge and do not read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import Callable, Iterable
@@ -46,5 +47,6 @@ async def abort_silent(transports: Callable[[], Iterable[asyncio.Transport]]) ->
             connection: socket.socket | None = transport.get_extra_info("socket")
             if connection is None or transport.is_closing():
                 continue
-            if is_silent(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)):
-                transport.abort()
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if is_silent(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)):
+                    transport.abort()

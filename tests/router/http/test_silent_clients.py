@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
+from typing import Any, cast
 
 import pytest
 
-from services.router.http.silent_clients import is_silent, keep_alive
+from services.router.http.silent_clients import abort_silent, is_silent, keep_alive
 
 
 @pytest.mark.parametrize(
@@ -30,3 +32,29 @@ def test_accepted_connections_are_kept_alive_and_not_silent() -> None:
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
             assert not is_silent(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60))
+
+
+class ClosedTransport:
+    """A transport whose socket was closed, which does not say so yet; `looked`: how often it was asked."""
+
+    def __init__(self) -> None:
+        self.looked = 0
+
+    def get_extra_info(self, name: str) -> socket.socket:
+        self.looked += 1
+        closed = socket.socket()
+        closed.close()
+        return closed
+
+    def is_closing(self) -> bool:
+        return False
+
+
+async def test_a_socket_that_was_closed_meanwhile_ends_no_watch() -> None:
+    transport = ClosedTransport()
+    watch = asyncio.create_task(abort_silent(lambda: [cast(Any, transport)]))
+    async with asyncio.timeout(20):
+        while transport.looked < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert not watch.done()
+    watch.cancel()
