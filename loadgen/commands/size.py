@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from baton.perf_model.profile import ProfileError, read_profile, shipped
+from baton.perf_model.profile import Profile, ProfileError, read_profile, shipped
 from loadgen.analysis.presets import PRESETS
 from loadgen.analysis.slo import parse_goodput
 from loadgen.common.errors import LoadgenError
@@ -34,6 +34,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of this command."""
     parser.add_argument(
         "profile", metavar="PROFILE", help=f"file of measured times (YAML), or one of: {', '.join(shipped())}"
+    )
+    parser.add_argument(
+        "--decode-profile",
+        metavar="PROFILE",
+        help="profile of decode workers, such as of another number of GPUs (default: PROFILE)",
     )
     parser.add_argument(
         "--rates", type=float, nargs="+", required=True, metavar="R", help="requests per second"
@@ -79,31 +84,53 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Prints the table; returns 0."""
-    try:
-        profile = read_profile(arguments.profile)
-    except ProfileError as error:
-        raise LoadgenError(str(error)) from None
-    if (tokens := arguments.tokens_per_step) is not None:
-        if not 1 <= tokens <= 8:
-            raise LoadgenError("--tokens-per-step must lie between 1 and 8")
-        profile = profile.model_copy(update={"tokens_a_step": tokens})
+    profile, decoding = _profiles(arguments)
     load = _load(arguments)
     if not all(0 < rate < float("inf") for rate in arguments.rates):
         raise LoadgenError("--rates must be positive")
     if arguments.spare < 0:
         raise LoadgenError("--spare must not be negative")
-    plans = [plan(profile, load, rate, arguments.spare) for rate in arguments.rates]
+    plans = [plan(profile, load, rate, arguments.spare, decoding) for rate in arguments.rates]
     if arguments.json:
         rows = [dataclasses.asdict(one) | {"gpus": one.gpus} for one in plans]
-        document = {"profile": profile.model_dump(), "load": dataclasses.asdict(load), "plans": rows}
-        print(json.dumps(document))
+        profiles = {"profile": profile.model_dump(), "decode_profile": decoding.model_dump()}
+        print(json.dumps({**profiles, "load": dataclasses.asdict(load), "plans": rows}))
         return 0
     console = Console(highlight=False)
-    console.print(Text(f"{profile.model} on {profile.gpu}; {profile.source}"), soft_wrap=True)
+    for one, role in ((profile, ""), (decoding, "decode: ")):
+        if role == "" or arguments.decode_profile is not None:
+            text = f"{role}{one.model} on {_gpus(one)}; {one.source}"
+            console.print(Text(text), soft_wrap=True)
     console.print(Text(_words(load)), soft_wrap=True)
     console.print(table(plans))
     console.print(Text(_LEGEND.format(load.share), style="dim"), soft_wrap=True)
     return 0
+
+
+def _profiles(arguments: argparse.Namespace) -> tuple[Profile, Profile]:
+    """The profiles of prefill and of decode workers. Raises LoadgenError where one cannot be read, or where
+    KV of the one's tokens is not what the other's take."""
+    try:
+        profile = read_profile(arguments.profile)
+        decoding = profile if arguments.decode_profile is None else read_profile(arguments.decode_profile)
+    except ProfileError as error:
+        raise LoadgenError(str(error)) from None
+    if profile.kv_bytes_per_token != decoding.kv_bytes_per_token:
+        raise LoadgenError(
+            f"kv_bytes_per_token is {profile.kv_bytes_per_token} in {arguments.profile} and "
+            f"{decoding.kv_bytes_per_token} in {arguments.decode_profile}: profiles of one model and one "
+            "kv_dtype can be combined"
+        )
+    if (tokens := arguments.tokens_per_step) is not None:
+        if not 1 <= tokens <= 8:
+            raise LoadgenError("--tokens-per-step must lie between 1 and 8")
+        profile, decoding = (one.model_copy(update={"tokens_a_step": tokens}) for one in (profile, decoding))
+    return profile, decoding
+
+
+def _gpus(profile: Profile) -> str:
+    """The GPUs of a worker."""
+    return profile.gpu if profile.worker_gpus == 1 else f"{profile.worker_gpus} x {profile.gpu}"
 
 
 def _load(arguments: argparse.Namespace) -> Load:

@@ -63,22 +63,26 @@ class Plan:
     tpot_s: float
     kv_gb_s: float  # sent by each prefill worker
     bound: Bound
-    worker_gpus: int = 1
+    prefill_worker_gpus: int = 1
+    decode_worker_gpus: int = 1
 
     @property
     def gpus(self) -> int:
         """GPUs of all workers, spare ones included."""
-        return (self.prefill + self.decode + 2 * self.spare) * self.worker_gpus
+        of_prefill = (self.prefill + self.spare) * self.prefill_worker_gpus
+        return of_prefill + (self.decode + self.spare) * self.decode_worker_gpus
 
 
-def plan(profile: Profile, load: Load, rate: float, spare: int = 0) -> Plan:
-    """The fewest workers for `rate` requests a second, and `spare` more of each role. Raises LoadgenError
-    where no number of workers meets the limits.
+def plan(profile: Profile, load: Load, rate: float, spare: int = 0, decoding: Profile | None = None) -> Plan:
+    """The fewest workers for `rate` requests a second, and `spare` more of each role. `decoding`: the profile
+    of decode workers; None: `profile`, as for prefill workers. Raises LoadgenError where no number of workers
+    meets the limits.
     """
-    _feasible(profile, load)
+    decoding = decoding or profile
+    _feasible(profile, decoding, load)
     sent_s = rate * profile.transfer_s(load.input_tokens)
     prefill = _fewest(lambda count: sent_s <= count and ttft(profile, load, rate, count) <= load.ttft_s)
-    decode = _fewest(lambda count: _bound(profile, load, rate / count) is None)
+    decode = _fewest(lambda count: _bound(decoding, load, rate / count) is None)
     per_worker = rate / decode
     return Plan(
         rate=rate,
@@ -87,11 +91,12 @@ def plan(profile: Profile, load: Load, rate: float, spare: int = 0) -> Plan:
         spare=spare,
         prefill_busy=rate * _service_s(profile, load) / prefill,
         ttft_s=ttft(profile, load, rate, prefill),
-        batch=mean_batch(profile, load, per_worker),
-        tpot_s=tpot(profile, load, per_worker),
+        batch=mean_batch(decoding, load, per_worker),
+        tpot_s=tpot(decoding, load, per_worker),
         kv_gb_s=rate * profile.transfer_bytes(load.input_tokens) / prefill / 1e9,
-        bound=_next_bound(profile, load, per_worker),
-        worker_gpus=profile.worker_gpus,
+        bound=_next_bound(decoding, load, per_worker),
+        prefill_worker_gpus=profile.worker_gpus,
+        decode_worker_gpus=decoding.worker_gpus,
     )
 
 
@@ -159,7 +164,7 @@ def _token_s(profile: Profile, load: Load, batch: float) -> float:
     return profile.costs.token_s(batch, batch * context) * profile.tpot_factor
 
 
-def _feasible(profile: Profile, load: Load) -> None:
+def _feasible(profile: Profile, decoding: Profile, load: Load) -> None:
     """Raises LoadgenError where even an idle cluster misses a limit."""
     alone = _service_s(profile, load) + profile.ttft_overhead_ms / 1e3
     if alone > load.ttft_s:
@@ -168,14 +173,14 @@ def _feasible(profile: Profile, load: Load) -> None:
             f"no number of workers reaches ttft:{load.ttft_s * 1e3:g}: a prompt with {tokens} tokens to "
             f"compute takes {number(alone * 1e3)} ms alone"
         )
-    token = _token_s(profile, load, 1)
+    token = _token_s(decoding, load, 1)
     if token > load.tpot_s:
         raise LoadgenError(
             f"no number of workers reaches tpot:{load.tpot_s * 1e3:g}: a token of one sequence alone takes "
             f"{number(token * 1e3)} ms"
         )
-    if not profile.holds(load.input_tokens + load.output_tokens):
-        raise LoadgenError(f"one sequence takes more than the {profile.kv_gb:g} GB of KV memory")
+    if not decoding.holds(load.input_tokens + load.output_tokens):
+        raise LoadgenError(f"one sequence takes more than the {decoding.kv_gb:g} GB of KV memory")
 
 
 def _fewest(enough: Callable[[int], bool]) -> int:

@@ -83,6 +83,20 @@ def test_workers_of_several_gpus_are_counted_in_gpus() -> None:
     assert (of_two.prefill, of_two.decode, of_two.gpus) == (of_one.prefill, of_one.decode, 2 * of_one.gpus)
 
 
+def test_roles_may_have_different_numbers_of_gpus() -> None:
+    """Prompts on two GPUs, which compute them in half the time; decoding on one, of another profile."""
+    halved = {length: ms / 2 for length, ms in PROFILE.prefill_ms.items()}
+    of_two = PROFILE.model_copy(update={"worker_gpus": 2, "prefill_ms": halved, "kv_gb": 0.001})
+    found = plan(of_two, LOAD, 60.0, spare=1, decoding=PROFILE)
+    of_one = plan(PROFILE, LOAD, 60.0, spare=1)
+    assert found.prefill < of_one.prefill
+    assert (found.decode, found.tpot_s, found.bound) == (of_one.decode, of_one.tpot_s, of_one.bound)
+    assert found.gpus == 2 * (found.prefill + 1) + found.decode + 1
+    slow = PROFILE.model_copy(update={"decode_step_ms": {1: 50, 101: 150}})
+    with pytest.raises(LoadgenError, match=r"tpot:12\.5"):
+        plan(PROFILE, LOAD, 60.0, decoding=slow)
+
+
 def test_links_that_are_slow_need_more_prefill_workers() -> None:
     """6 GB of KV a second, of links of 0.5."""
     slow = plan(PROFILE.model_copy(update={"link_gb_s": 0.5}), LOAD, 60.0)

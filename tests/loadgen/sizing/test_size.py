@@ -53,6 +53,27 @@ def test_a_profile_of_ones_own_is_read(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.startswith("mine on H100")
 
 
+def test_decode_workers_may_have_a_profile_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prefill workers of two GPUs, as a profile of theirs says."""
+    two = tmp_path / "two.yaml"
+    two.write_text(
+        yaml.safe_dump(read_profile("8b-h200").model_dump() | {"worker_gpus": 2}), encoding="utf-8"
+    )
+    own = ["--decode-profile", "8b-h200"]
+    assert main(["size", str(two), *own, *WANTED, *LIMITS]) == 0
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert " on 2 x " in first
+    assert second.startswith("decode: ")
+    assert " on 2 x " not in second
+    assert main(["size", str(two), *own, *WANTED, *LIMITS, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["profile"]["worker_gpus"], document["decode_profile"]["worker_gpus"]) == (2, 1)
+    for found in document["plans"]:
+        assert found["gpus"] == 2 * found["prefill"] + found["decode"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -63,6 +84,8 @@ def test_a_profile_of_ones_own_is_read(tmp_path: Path, capsys: pytest.CaptureFix
         (["8b-h100", *WANTED, *LIMITS, "--attainment", "1"], "--attainment"),
         (["8b-h100", *WANTED, *LIMITS, "--prefix-hits", "1"], "--prefix-hits"),
         (["8b-h100", *WANTED, *LIMITS, "--spare", "-1"], "--spare"),
+        (["8b-h100", *WANTED, *LIMITS, "--decode-profile", "8b-h100-fp8"], "kv_bytes_per_token is 131072 in"),
+        (["8b-h100", *WANTED, *LIMITS, "--decode-profile", "nowhere"], "shipped profiles"),
         (["8b-h100", *WANTED, *LIMITS, "--input-cv", "-1"], "--input-cv"),
         (["8b-h100", "--rates", "0", *WANTED[3:], *LIMITS], "--rates"),
         (["8b-h100", "--rates", "1", "--input-len", "0", "--output-len", "1", *LIMITS], "--input-len"),
