@@ -36,11 +36,12 @@ _RETRYABLE = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED, ErrorKind.
 
 
 class FailureCause(Enum):
-    """The part of the cluster that a failure came from, where that decides what the router does next; the
-    values are those of `baton.v1.FailureCause`."""
+    """The part of the cluster that a failure came from, where that decides what is done next, or is counted;
+    the values are those of `baton.v1.FailureCause`."""
 
     LINK = 1
     BLOCKS = 2
+    EXCHANGE = 3
 
 
 class BatonError(Exception):

@@ -115,15 +115,19 @@ class _FailureCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureC
     """The link to another worker: the worker that reports it works."""
     FAILURE_CAUSE_BLOCKS: _FailureCause.ValueType  # 2
     """Too few free KV blocks."""
+    FAILURE_CAUSE_EXCHANGE: _FailureCause.ValueType  # 3
+    """One of a worker's devices waited for another longer than the deadline; the worker ends."""
 
 class FailureCause(_FailureCause, metaclass=_FailureCauseEnumTypeWrapper):
-    """What in the cluster a failure came from, where that decides what the router does next."""
+    """What in the cluster a failure came from, where that decides what is done next, or is counted."""
 
 FAILURE_CAUSE_UNSPECIFIED: FailureCause.ValueType  # 0
 FAILURE_CAUSE_LINK: FailureCause.ValueType  # 1
 """The link to another worker: the worker that reports it works."""
 FAILURE_CAUSE_BLOCKS: FailureCause.ValueType  # 2
 """Too few free KV blocks."""
+FAILURE_CAUSE_EXCHANGE: FailureCause.ValueType  # 3
+"""One of a worker's devices waited for another longer than the deadline; the worker ends."""
 Global___FailureCause: _TypeAlias = FailureCause  # noqa: Y015
 
 @_typing.final

@@ -431,6 +431,7 @@ class IntegrityReport(_message.Message):
     KV_BYTES_FIELD_NUMBER: _builtins.int
     KV_DTYPE_FIELD_NUMBER: _builtins.int
     EXPERTS_FIELD_NUMBER: _builtins.int
+    DEVICE_MEMORY_FIELD_NUMBER: _builtins.int
     front_pid: _builtins.int
     """Process ids of the gRPC front and of the engine."""
     engine_pid: _builtins.int
@@ -515,6 +516,10 @@ class IntegrityReport(_message.Message):
     def experts(self) -> Global___ExpertsReport:
         """Unset where the model has no experts."""
 
+    @_builtins.property
+    def device_memory(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceMemory]:
+        """Of each device, `device` first; empty: not known, of an earlier release."""
+
     def __init__(
         self,
         *,
@@ -567,14 +572,51 @@ class IntegrityReport(_message.Message):
         kv_bytes: _builtins.int = ...,
         kv_dtype: _builtins.str = ...,
         experts: Global___ExpertsReport | None = ...,
+        device_memory: _abc.Iterable[Global___DeviceMemory] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["experts", b"experts", "load", b"load", "prefixes", b"prefixes", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_grants", b"block_grants", "blocks_received", b"blocks_received", "blocks_resident", b"blocks_resident", "blocks_shipped", b"blocks_shipped", "bytes_received", b"bytes_received", "bytes_resident", b"bytes_resident", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "devices", b"devices", "drafts", b"drafts", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "experts", b"experts", "front_pid", b"front_pid", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "host", b"host", "integrity_error", b"integrity_error", "kv_bytes", b"kv_bytes", "kv_dtype", b"kv_dtype", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "links_returned", b"links_returned", "live_tickets", b"live_tickets", "load", b"load", "lookahead_cells", b"lookahead_cells", "lookahead_replaced", b"lookahead_replaced", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prefixes", b"prefixes", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequence_steps", b"sequence_steps", "sequences_preempted", b"sequences_preempted", "sequences_swapped_out", b"sequences_swapped_out", "slot_states", b"slot_states", "speculative_steps", b"speculative_steps", "stalled_rows", b"stalled_rows", "tokens_decoded", b"tokens_decoded", "tokens_per_step", b"tokens_per_step", "tombstones", b"tombstones"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_grants", b"block_grants", "blocks_received", b"blocks_received", "blocks_resident", b"blocks_resident", "blocks_shipped", b"blocks_shipped", "bytes_received", b"bytes_received", "bytes_resident", b"bytes_resident", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "device_memory", b"device_memory", "devices", b"devices", "drafts", b"drafts", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "experts", b"experts", "front_pid", b"front_pid", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "host", b"host", "integrity_error", b"integrity_error", "kv_bytes", b"kv_bytes", "kv_dtype", b"kv_dtype", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "links_returned", b"links_returned", "live_tickets", b"live_tickets", "load", b"load", "lookahead_cells", b"lookahead_cells", "lookahead_replaced", b"lookahead_replaced", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prefixes", b"prefixes", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequence_steps", b"sequence_steps", "sequences_preempted", b"sequences_preempted", "sequences_swapped_out", b"sequences_swapped_out", "slot_states", b"slot_states", "speculative_steps", b"speculative_steps", "stalled_rows", b"stalled_rows", "tokens_decoded", b"tokens_decoded", "tokens_per_step", b"tokens_per_step", "tombstones", b"tombstones"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___IntegrityReport: _TypeAlias = IntegrityReport  # noqa: Y015
+
+@_typing.final
+class DeviceMemory(_message.Message):
+    """Memory of one of a worker's devices, when the worker's start had ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Among the GPUs of its host; a CPU worker's devices are counted from 0."""
+    weights_bytes: _builtins.int
+    """Of its part of the weights, and of its KV blocks, the scratch ones included."""
+    kv_bytes: _builtins.int
+    used_bytes: _builtins.int
+    """What all processes use of it, and what it has; 0 on a CPU."""
+    total_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        weights_bytes: _builtins.int = ...,
+        kv_bytes: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "kv_bytes", b"kv_bytes", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceMemory: _TypeAlias = DeviceMemory  # noqa: Y015
 
 @_typing.final
 class ExpertsReport(_message.Message):

@@ -19,6 +19,7 @@ from services.cli.status.slow_worker import slow_worker
 from services.cli.status.source import CANNOT_SERVE, StatusSource, is_partial
 from services.cli.status.view import (
     NO_WORKERS,
+    device_lines,
     experts_line,
     headline,
     latency_table,
@@ -92,6 +93,8 @@ def show(screen: Console, answer: admin_pb2.AdminServiceGetStatusResponse) -> No
     screen.print(worker_table(list(answer.workers), screen.width, "workers (slots and blocks: used/all)"))
     if mixture := experts_line(list(answer.workers)):
         screen.print(mixture)
+    for line in device_lines(list(answer.workers)):
+        screen.print(line)
     screen.print("", store_line(answer), sep="\n")
     for line in problems(list(answer.workers)):
         screen.print(line)

@@ -275,6 +275,27 @@ def problems(workers: Workers) -> Iterator[Text]:
             yield Text.assemble((name_of(worker), "bold red"), failed)
 
 
+def device_lines(workers: Workers) -> Iterator[Text]:
+    """One line for each worker of several devices: their memory when its start had ended."""
+    for worker in workers:
+        devices = worker.worker.report.device_memory
+        if len(devices) > 1:
+            gpus = any(device.total_bytes for device in devices)
+            sizes = {"weights": [device.weights_bytes for device in devices]}
+            sizes["KV"] = [device.kv_bytes for device in devices]
+            if gpus:
+                sizes["free"] = [device.total_bytes - device.used_bytes for device in devices]
+            told = "; ".join(f"{use} {_each(counts)}" for use, counts in sizes.items())
+            kind, indexes = "GPUs" if gpus else "devices", ", ".join(str(one.index) for one in devices)
+            yield Text.assemble((name_of(worker), "bold"), f" on {kind} {indexes}: {told}")
+
+
+def _each(counts: list[int]) -> str:
+    """Bytes of each device; once where all have as many."""
+    texts = [bytes_text(count) for count in counts]
+    return f"{texts[0]} each" if len(set(texts)) == 1 else ", ".join(texts)
+
+
 def experts_line(workers: Workers) -> Text | None:
     """The parameters of a mixture of experts, and how evenly its experts are taken; None for other models."""
     mixtures = [one.worker.report.experts for one in workers if one.worker.report.HasField("experts")]

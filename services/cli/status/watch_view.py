@@ -15,6 +15,7 @@ from services.cli.status.source import is_partial
 from services.cli.status.view import (
     NO_WORKERS,
     decodes,
+    device_lines,
     headline,
     latency_table,
     name_of,
@@ -57,7 +58,7 @@ class WatchView:
         parts.append(_beside(latencies, sparkline(list(self._history), max(10, width - 60))))
         if is_partial(answer):
             return Group(*parts, "", NO_WORKERS)
-        parts += ["", worker_table(workers, width)]
+        parts += ["", worker_table(workers, width), *device_lines(workers)]
         parts += ["", *_slot_maps(workers, width), *problems(workers)]
         if away := store_problem(answer):
             parts.append(away)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from baton.base.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.base.process_watch import ProcessWatch
 from baton.base.python_module import python_module
 from baton.v1.worker_pb2 import DescribeRequest, GetAuditRequest
@@ -50,6 +50,7 @@ class WorkerProcess:
         self._run_task: asyncio.Task[None] | None = None
         # Of the front, from the first heartbeat on.
         self._watch: ProcessWatch | None = None
+        self._exchange_timeouts = 0
         self._report = Report(phase=Phase.EMPTY)
 
     def report(self) -> Report:
@@ -65,7 +66,8 @@ class WorkerProcess:
         `report`. The process is killed if it does not serve within `timeout_s` seconds."""
         if self._run_task is None or self._run_task.done():
             _log.debug("worker_starting", worker=config.name, start=number)
-            counted = config.model_copy(update={"restarts": number - 1})
+            counts = {"restarts": number - 1, "exchange_timeouts": self._exchange_timeouts}
+            counted = config.model_copy(update=counts)
             indexes = config.engine.device_indexes
             self._report = Report(phase=Phase.STARTING, starts=number, device_indexes=indexes)
             self._run_task = asyncio.create_task(self._run(counted, timeout_s))
@@ -115,6 +117,7 @@ class WorkerProcess:
                 await self._child.ended()
                 self._child = None
             self._on_process(None)
+            self._exchange_timeouts += _cause(failure) is FailureCause.EXCHANGE
             self._update(phase=Phase.ENDED, failure=_failure(failure))
 
     async def _serve(self, child: Child, address: str, config: WorkerConfig) -> None:
@@ -163,6 +166,11 @@ class WorkerProcess:
 
     def _update(self, **fields: object) -> None:
         self._report = self._report.model_copy(update=fields)
+
+
+def _cause(error: BatonError | ChildError | None) -> FailureCause | None:
+    reported = error.reported if isinstance(error, ChildError) else error
+    return None if reported is None else reported.cause
 
 
 def _failure(error: BatonError | ChildError | None) -> Failure | None:

@@ -334,9 +334,7 @@ class WorkerConfig(StrictModel):
     model: str
     cluster_id: str = Field("", description="the cluster within which its name is unique")
     host: str = Field("127.0.0.1", description="address that others reach it at")
-    listen_host: str | None = Field(
-        None, description="address that its ports are bound to, such as `::` for all; unset: host"
-    )
+    listen_host: str | None = Field(None, description="address that its ports are bound to; unset: host")
     port: int = Field(0, ge=0, le=65535, description="0: any free port, reported when ready")
     metrics_port: int | None = Field(0, ge=0, le=65535, description="0: any free port; null: no metrics")
     served_model_name: str | None = Field(
@@ -345,6 +343,7 @@ class WorkerConfig(StrictModel):
         "the folder's name",
     )
     restarts: int = Field(0, ge=0, description="how often its supervisor has restarted this worker")
+    exchange_timeouts: int = Field(0, ge=0, description="how often it ended since a device waited in vain")
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
     state: StateConfig | None = Field(None, description="unset: the worker is not registered")

@@ -1,9 +1,9 @@
 """A child process on its parent's side: started with its configuration on stdin, supervised over stdout.
 
-A child writes a JSON line to its stdout, `{"ready": {…}}` or `{"error": {"kind", "message"}}`, then possibly
-other messages; its logs go to the parent's stderr. Where its stdin stays open it receives JSON lines there.
-It leads its own session, so that a signal to the parent's process group does not reach it and the parent
-decides the order in which children stop. The kernel kills it when the parent dies.
+A child writes a JSON line to its stdout, `{"ready": {…}}` or `{"error": {"kind", "message", "cause"}}`, then
+possibly other messages; its logs go to the parent's stderr. Where its stdin stays open it receives JSON lines
+there. It leads its own session, so that a signal to the parent's process group does not reach it and the
+parent decides the order in which children stop. The kernel kills it when the parent dies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.base.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.base.parent_death import tied
 
 _READY_LINE_BYTES = 64 * 1024
@@ -32,11 +32,16 @@ LAST_OUTPUT_S = 1.0
 
 class ChildError(Exception):
     """A child ended without being stopped, or never became ready; the message names it and states how.
-    `replaced`: because a newer start of the same worker has registered."""
+    `reported`: the last error that it reported itself; None: it reported none."""
 
-    def __init__(self, message: str, *, replaced: bool = False) -> None:
+    def __init__(self, message: str, reported: BatonError | None = None) -> None:
         super().__init__(message)
-        self.replaced = replaced
+        self.reported = reported
+
+    @property
+    def replaced(self) -> bool:
+        """True if it ended because a newer start of the same worker has registered."""
+        return self.reported is not None and self.reported.kind is ErrorKind.CONFLICT
 
 
 @dataclass(eq=False)
@@ -52,8 +57,7 @@ class Child:
     _ended: asyncio.Future[int] = field(init=False)
     _reading: asyncio.Task[None] | None = field(default=None, init=False)
     _stdin: asyncio.WriteTransport | None = field(default=None, init=False)
-    _last_error: str = field(default="", init=False)
-    _replaced: bool = field(default=False, init=False)
+    _last_error: BatonError | None = field(default=None, init=False)
     # How many questions it has answered, and been asked.
     answers: int = field(default=0, init=False)
     _asked: int = field(default=0, init=False)
@@ -142,8 +146,7 @@ class Child:
         try:
             message = json.loads(line)
             if "error" in message:
-                kind = ErrorKind[message["error"]["kind"].upper()]
-                raise BatonError(kind, f"{self._error_prefix}{message['error']['message']}")
+                raise _reported(message["error"], self._error_prefix)
             return dict(message["ready"])
         except (ValueError, KeyError, TypeError, AttributeError):
             shown = line[:80].decode(errors="replace").strip()
@@ -160,8 +163,9 @@ class Child:
             await asyncio.wait({self._reading}, timeout=LAST_OUTPUT_S)
         status = self._ended.result()
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with code {status}"
-        why = f": {self._last_error}" if self._last_error else ""
-        return ChildError(f"{self.name} (pid {self.pid}) {how}{why}", replaced=self._replaced)
+        last = self._last_error
+        why = "" if last is None else f": {last.message}"
+        return ChildError(f"{self.name} (pid {self.pid}) {how}{why}", last)
 
     def terminate(self) -> None:
         """Sends SIGTERM: the first one drains the child, the second one ends it at once."""
@@ -201,8 +205,7 @@ class Child:
             if "answer" in message:
                 self.answers += 1
             elif "error" in message:
-                self._last_error = str(message["error"]["message"])
-                self._replaced = message["error"]["kind"] == ErrorKind.CONFLICT.name.lower()
+                self._last_error = _reported(message["error"])
             elif isinstance(message, dict):
                 self._on_message(message)
 
@@ -221,6 +224,12 @@ class Child:
             loop.call_later(LAST_OUTPUT_S, self._pipe.close)
 
         loop.add_reader(descriptor, reap)
+
+
+def _reported(error: Mapping[str, Any], prefix: str = "") -> BatonError:
+    """The error that a child reports. Raises KeyError for one of an unknown kind."""
+    cause = FailureCause.__members__.get(str(error.get("cause", "")).upper())
+    return BatonError(ErrorKind[error["kind"].upper()], f"{prefix}{error['message']}", cause=cause)
 
 
 def _spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -2,9 +2,9 @@
 
 stdin    its configuration, one JSON document, read to the end
 stdout   one line, `{"ready": {"grpc": "host:port", ...}}`, once a request would be served; or
-         `{"error": {"kind": "invalid", "message": "..."}}` and exit code 1 where something failed, 2 where
-         the process refused to run, 3 from one that asks to be restarted, since it has drained by itself, 4
-         where another worker has its name
+         `{"error": {"kind": "invalid", "message": "..."}}`, with a "cause" where one is known, and exit code
+         1 where something failed, 2 where the process refused to run, 3 from one that asks to be restarted,
+         since it has drained by itself, 4 where another worker has its name
          then, to each line {"ask": n} on stdin, {"answer": n} from its event loop
 stderr   logs; and the error's message in one line where it was started --detached
 SIGTERM, SIGINT   the first drains and exits 0, the second exits at once
@@ -97,8 +97,10 @@ def report_ready(addresses: Mapping[str, str]) -> None:
 
 def report_error(error: BatonError) -> None:
     """Reports to the parent why this process does not run, in one line."""
-    message = " ".join(error.message.split())
-    report({"error": {"kind": error.kind.name.lower(), "message": message}})
+    told = {"kind": error.kind.name.lower(), "message": " ".join(error.message.split())}
+    if error.cause is not None:
+        told["cause"] = error.cause.name.lower()
+    report({"error": told})
 
 
 def run_child(

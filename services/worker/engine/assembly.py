@@ -53,6 +53,7 @@ from services.worker.engine.prefill.jobs import PrefillJobs
 from services.worker.engine.prefill.request_check import RequestCheck
 from services.worker.engine.prefill.step_pipeline import PrefillPipeline
 from services.worker.engine.reports import EngineReports
+from services.worker.engine.startup.device_memory import device_memory
 from services.worker.engine.startup.kv_wire_format import WireBlocks, wire_blocks
 from services.worker.engine.startup.link_setup import device_blocks, nccl_links
 from services.worker.engine.startup.link_tls import link_tls
@@ -116,7 +117,7 @@ def build_engine(
     prefill = PrefillPipeline(jobs, prompts, sender, pieces if links.device is not None else 0)
     executor = StepExecutor(planner, prompts, steps)
     expert_load = _expert_load(model)
-    reports = EngineReports(model, decode, prefill, executor, expert_load)
+    reports = EngineReports(model, decode, prefill, executor, device_memory(model), expert_load)
     commands = Commands(channel, config.role, decode, prefill, reports)
     log_memory(model, config.engine)
     channel.send(EngineEvent(ready=reports.ready(config)))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import selectors
 from dataclasses import dataclass, field
 
-from baton.base.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.device.wakeup import Wakeup
 from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.executor.executor import StepExecutor
@@ -153,7 +153,7 @@ class EngineLoop:
         try:
             hung = loop.device_hung()
         except ExchangeTimeoutError as timeout:  # logged as `exchange_timeout`
-            raise BatonError(ErrorKind.UNAVAILABLE, str(timeout)) from timeout
+            raise exchange_failed(timeout) from timeout
         if hung:
             last = str(self.steps.last_plan)
             log.error("device_hung", steps=steps, expected_step_s=loop.expected_step_s, last_plan=last)
@@ -172,6 +172,11 @@ class EngineLoop:
             self._restart_reported = True
             needed = RestartNeededEvent(reason="NCCL did not end a link in time")
             self.channel.send(EngineEvent(restart_needed=needed))
+
+
+def exchange_failed(timeout: ExchangeTimeoutError) -> BatonError:
+    """The error with which an engine ends whose devices waited for one another in vain."""
+    return BatonError(ErrorKind.UNAVAILABLE, str(timeout), cause=FailureCause.EXCHANGE)
 
 
 def beat_step(heartbeat: Heartbeat, expected_s: float) -> None:

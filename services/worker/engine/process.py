@@ -18,11 +18,13 @@ import torch
 from baton.base.errors import BatonError, ErrorKind
 from baton.base.process_tuning import keep_freed_memory, sharpen_timers
 from baton.device.shared_memory import SharedMemory
+from baton.engine.parallel.exchange import ExchangeTimeoutError
 from services.common.config.worker import EngineConfig, WorkerConfig
 from services.common.engine.channel import ChannelClosedError, EngineEnd, failed_event
 from services.common.engine.launch import EngineLaunch
 from services.common.observability.logs import configure_logs, get_log
 from services.worker.engine.assembly import build_engine
+from services.worker.engine.loop import exchange_failed
 from services.worker.engine.startup.link_setup import check_transport
 from services.worker.engine.startup.model_loader import LoadedModel, check_several_gpus, load
 from services.worker.engine.startup.shipped_kernels import use_kernel_cache
@@ -56,6 +58,9 @@ def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
         return 1  # the front has ended
     except BatonError as error:
         _report_failure(channel, error)
+        return 2
+    except ExchangeTimeoutError as timeout:  # before the loop runs; logged as `exchange_timeout`
+        _report_failure(channel, exchange_failed(timeout))
         return 2
     except Exception as error:
         log.exception("engine_failed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.engine.executor.executor import StepExecutor
@@ -28,6 +29,7 @@ class EngineReports:
     decode: DecodeSide
     prefill: PrefillPipeline
     executor: StepExecutor
+    memory: Sequence[worker_pb2.DeviceMemory] = ()
     expert_load: ExpertLoad | None = None
 
     def ready(self, config: WorkerConfig) -> ReadyEvent:
@@ -124,6 +126,7 @@ class EngineReports:
             kv_bytes=self.model.cache.nbytes,
             kv_dtype=self.model.layout.cache_dtype,
             experts=self._experts(),
+            device_memory=self.memory,
         )
         rates = decode.draft_rates
         report.sequence_steps = report.tokens_decoded if rates is None else rates.verified.steps

@@ -64,6 +64,17 @@ def _drafts(read: Callable[[DraftReport], Sequence[int]]) -> Callable[[Integrity
     return by_source_and_depth
 
 
+def _device_memory(report: IntegrityReport) -> Samples:
+    samples: list[tuple[tuple[str, ...], float]] = []
+    for device in report.device_memory:
+        uses = {"weights": device.weights_bytes, "kv": device.kv_bytes}
+        if device.total_bytes:
+            uses["other"] = device.used_bytes - sum(uses.values())
+            uses["free"] = device.total_bytes - device.used_bytes
+        samples += [((str(device.index), use), size) for use, size in uses.items()]
+    return samples
+
+
 def _experts(report: IntegrityReport) -> Samples:
     if not report.HasField("experts"):
         return []
@@ -84,6 +95,10 @@ def _metric(
 REPORTED: tuple[Metric[IntegrityReport], ...] = (
     _metric("devices", "Devices that divide the model among them (`engine.tensor_parallel`).",
             lambda a: a.devices),
+    _metric("device_memory_bytes",
+            "Memory of each device when the worker's start had ended, by use: weights, kv, other (buffers, "
+            "kernels, CUDA itself, other processes) and free; on a CPU weights and kv alone. `device` is a "
+            "GPU's index on its host, else counts from 0.", _device_memory, "device", "use"),
     _metric("slots", "Sequences that can be decoded at once.", lambda a: a.load.slots),
     _metric("free_slots", "Slots without a sequence or reservation.", lambda a: a.load.free_slots),
     _metric("blocks", "KV blocks.", lambda a: a.load.blocks),
@@ -201,6 +216,10 @@ REPORTED: tuple[Metric[IntegrityReport], ...] = (
 )
 FRONT: tuple[Metric[WorkerMetrics], ...] = (
     _metric("restarts_total", "Restarts of this worker by its supervisor.", lambda worker: worker.restarts),
+    _metric("exchange_timeouts_total",
+            "Ends of this worker since one of its devices waited for another past the deadline, among those "
+            "that its supervisor has seen; counted once it has started again.",
+            lambda worker: worker.exchange_timeouts),
     _metric("live_streams", "Reservations and sequences that may still emit tokens.",
             lambda worker: worker.decode.live),
     _metric("dropped_outputs_total",
@@ -253,6 +272,7 @@ class WorkerMetrics:
     report: Callable[[], Coroutine[Any, Any, IntegrityReport]]
     loop: asyncio.AbstractEventLoop
     restarts: int
+    exchange_timeouts: int
     decode: DecodeServicer
     probes: WorkerProbes
     registration: Registration | None

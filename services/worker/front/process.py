@@ -307,6 +307,7 @@ class _Front:
             report=self._report,
             loop=asyncio.get_running_loop(),
             restarts=config.restarts,
+            exchange_timeouts=config.exchange_timeouts,
             decode=self._decode,
             probes=self._probes,
             spans=self._spans,

@@ -68,6 +68,25 @@ def test_the_memory_of_kv_blocks_and_their_dtype_are_shown() -> None:
     assert "16.0 GiB" in text
 
 
+@pytest.mark.parametrize("watch", [False, True], ids=["status", "watch"])
+def test_memory_of_several_devices_is_shown_by_device(watch: bool) -> None:
+    gpus = [(5, 60, 20, 90), (1, 60, 20, 95)]
+    answer = status(prefill("prefill-0"), decode("decode-0"), decode("decode-1"))
+    for index, weights, kv, used in gpus:
+        answer.workers[1].worker.report.device_memory.add(
+            index=index, weights_bytes=weights << 30, kv_bytes=kv << 30, used_bytes=used << 30,
+            total_bytes=140 << 30,
+        )  # fmt: skip
+    for rank in range(2):
+        answer.workers[2].worker.report.device_memory.add(index=rank, weights_bytes=7 << 20, kv_bytes=3 << 20)
+    answer.workers[0].worker.report.device_memory.add(index=0, weights_bytes=7 << 30)
+    shown = lines(100, answer, watch=watch)
+    told = "decode-0 on GPUs 5, 1: weights 60.0 GiB each; KV 20.0 GiB each; free 50.0 GiB, 45.0 GiB"
+    assert told in shown
+    assert "decode-1 on devices 0, 1: weights 7.0 MiB each; KV 3.0 MiB each" in shown
+    assert not [line for line in shown if "prefill-0 on" in line]
+
+
 def test_a_mixture_has_its_parameters_and_other_models_no_line() -> None:
     assert "active" not in "\n".join(lines(100, BUSY, watch=False))
     mixture = status(prefill("prefill-0"), decode("decode-0", slots=8, active=1))

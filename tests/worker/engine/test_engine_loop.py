@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from baton.base.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.parallel.exchange import ExchangeTimeout, ExchangeTimeoutError
 from baton.engine.shared_memory.heartbeat import UNKNOWN_STEP_S
@@ -124,7 +124,7 @@ def test_a_device_that_waited_for_another_in_vain_ends_the_engine(
         patch.setattr(type(stepped.engine.decode.loop), "device_hung", waited)
         with pytest.raises(BatonError, match=re.escape(str(timeout))) as hung:
             stepped.turn()
-    assert hung.value.kind is ErrorKind.UNAVAILABLE
+    assert (hung.value.kind, hung.value.cause) == (ErrorKind.UNAVAILABLE, FailureCause.EXCHANGE)
     stepped.turn()
 
 

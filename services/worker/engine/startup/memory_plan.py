@@ -81,7 +81,8 @@ class MemoryPlan:
 @dataclass(frozen=True, slots=True)
 class MemoryPlanner:
     """Plans the memory of one worker. `gpu`: None on a CPU. `quantized_bytes`: of the weights by each
-    quantisation that could be asked for."""
+    quantisation that could be asked for. `kernel_bytes`: that loading all kernels at once has taken; 0 where
+    each is loaded when it is first launched."""
 
     config: ModelConfig
     engine: EngineConfig
@@ -90,6 +91,7 @@ class MemoryPlanner:
     weight_bytes: int
     gpu: Gpu | None
     quantized_bytes: Mapping[str, int] = field(default_factory=dict)
+    kernel_bytes: int = 0
 
     def plan(self) -> MemoryPlan:
         """Slots as configured, else CPU_SLOTS on a CPU; on a GPU the largest choice that leaves every slot
@@ -134,7 +136,7 @@ class MemoryPlanner:
         else:
             shape = StepShape(slots, rows_per_slot)
             other = other_bytes(self.config, engine, shape, self.chunk_tokens)
-            other += link_bytes(engine, self.layout)
+            other += link_bytes(engine, self.layout) + self.kernel_bytes
             other += exchange_bytes(self.config, engine, shape, self.chunk_tokens)
             other += draft_bytes(self.config, engine, self.layout, shape, self.max_context)
             # Not left out where memory is short: it was asked for, and what is short is named.

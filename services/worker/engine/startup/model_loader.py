@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.device.kernel_loading import load_kernels
 from baton.engine.kernels.weight_format import FORMATS, WeightFormat
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import BlockMemory, KVCache
@@ -27,6 +28,7 @@ from baton.model_spec.layout import FP8, Layout
 from baton.model_spec.model_files import TokenizerFiles
 from baton.model_spec.split import splits
 from services.common.config.worker import EngineConfig, WorkerConfig
+from services.common.observability.logs import get_log
 from services.worker.engine.startup.loading_progress import LoadingProgress
 from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner, plan_devices
 
@@ -34,6 +36,8 @@ from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner, plan_
 MIXTURES_ON_GPUS = False
 # Their steps have run as ranks of a CPU alone, and the exchange between them compiled for the host.
 SEVERAL_GPUS = False
+
+log = get_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,9 @@ class LoadedModel:
     chunk_tokens: int
     # Rows that a slot may have in a decode step.
     rows_per_slot: int = 1
+    # Memory that loading all kernels at once has taken of each device; empty: each is loaded when it is first
+    # launched.
+    kernel_bytes: tuple[int, ...] = ()
 
     @property
     def layout(self) -> Layout:
@@ -86,8 +93,10 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     config = config.for_context(max_context)
     formats = weight_formats(config, engine.quantization, quantize_head=engine.quantize_head)
     check_split(config, formats, engine.tensor_parallel)
+    kernel_bytes = (0,) * len(devices)
     if device.type == "cuda" and len(devices) > 1:
         _refuse_on_several_gpus(len(devices), dtype_name, formats)
+        kernel_bytes = _load_kernels(devices)
     if device.type == "cuda" and config.experts is not None:
         _refuse_experts(folder, config.experts.count, formats)
     # A CPU has the ranks' memory in one.
@@ -97,11 +106,11 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
 
         tune_products(planned[0], engine, device, dtype, formats)
     planners = []
-    for one, place in zip(planned, devices, strict=False):
+    for one, place, kernels in zip(planned, devices, kernel_bytes, strict=False):
         gpu = _gpu(place)
         smaller = {} if gpu is None else quantized_bytes(one, engine, dtype)
         need, blocks = weight_bytes(one, dtype, formats), one.layout(block_tokens, cache_name)
-        planners.append(MemoryPlanner(one, engine, blocks, max_context, need, gpu, smaller))
+        planners.append(MemoryPlanner(one, engine, blocks, max_context, need, gpu, smaller, kernels))
     plan = plan_devices(planners)
     with LoadingProgress() as progress:
         if engine.weights == "random":
@@ -136,6 +145,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         weight_format=format_name(formats, dtype_name),
         chunk_tokens=plan.chunk_tokens,
         rows_per_slot=plan.rows_per_slot,
+        kernel_bytes=kernel_bytes if any(kernel_bytes) else (),
     )
 
 
@@ -162,6 +172,18 @@ def check_several_gpus(worker: WorkerConfig) -> None:
     if device_of(engine).type == "cuda":
         why = f"several GPUs decode alone so far, and role {worker.role} computes prompts, which one GPU can"
         raise BatonError(ErrorKind.INVALID, f"tensor_parallel {engine.tensor_parallel}: {why}")
+
+
+def _load_kernels(devices: Sequence[torch.device]) -> tuple[int, ...]:
+    """Loads all kernels onto each of several GPUs, before anything else is done there, and logs what that
+    took; bytes of each."""
+    taken = []
+    for device in devices:
+        loaded = load_kernels(device.index)
+        seconds, size = round(loaded.seconds, 2), round(loaded.bytes / 1e9, 3)
+        log.info("kernels_loaded", gpu=device.index, seconds=seconds, gb=size)
+        taken.append(loaded.bytes)
+    return tuple(taken)
 
 
 def _refuse_on_several_gpus(count: int, dtype_name: str, formats: Mapping[str, WeightFormat]) -> None:

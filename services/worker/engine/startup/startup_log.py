@@ -50,7 +50,8 @@ def log_memory(model: LoadedModel, engine: EngineConfig) -> None:
 
     `buffers_gb`: this process's tensors other than weights and KV blocks. `other_gb`: all but those two, the
     driver's share included; only where no other worker shares the GPU. `planned_links_gb`: set aside for
-    links to other GPUs, which are opened later. With drafts, `history_bytes`: the tokens that they are looked
+    links to other GPUs, which are opened later. `kernels_gb`, in `other_gb`: what loading all kernels at once
+    has taken, of several GPUs. With drafts, `history_bytes`: the tokens that they are looked
     up in; `lookahead_bytes`: the lookahead table, where there is one; `draft_bytes`: drafts themselves; and
     `draft_tokens`: the most that a step verifies of a sequence.
     """
@@ -73,12 +74,18 @@ def log_memory(model: LoadedModel, engine: EngineConfig) -> None:
         if drafts:
             log.info("memory", slots=model.slots, **drafts)
         return
-    for rank, cache in zip(model.ranks, model.cache.ranks, strict=True):
-        _log_gpu(model, rank, cache, engine, drafts)
+    kernels = model.kernel_bytes or (0,) * len(model.ranks)
+    for rank, cache, loaded in zip(model.ranks, model.cache.ranks, kernels, strict=True):
+        _log_gpu(model, rank, cache, loaded, engine, drafts)
 
 
 def _log_gpu(
-    model: LoadedModel, rank: Model, cache: KVCache, engine: EngineConfig, drafts: dict[str, object]
+    model: LoadedModel,
+    rank: Model,
+    cache: KVCache,
+    kernel_bytes: int,
+    engine: EngineConfig,
+    drafts: dict[str, object],
 ) -> None:
     """Logs how the memory of one of a worker's GPUs is used."""
     shape = StepShape(model.slots, model.rows_per_slot)
@@ -93,12 +100,14 @@ def _log_gpu(
         "gpu_used_gb": total - free,
         "gpu_gb": total,
     }
+    if kernel_bytes:
+        used["kernels_gb"] = kernel_bytes
     if (engine.gpu_workers or 1) == 1:
         used["other_gb"] = total - free - known
         planned = other_bytes(rank.config, engine, shape, model.chunk_tokens)
         planned += exchange_bytes(rank.config, engine, shape, model.chunk_tokens)
         planned += draft_bytes(rank.config, engine, rank.layout, shape, model.max_context_tokens)
-        planned += engine.lookahead_table_bytes
+        planned += engine.lookahead_table_bytes + kernel_bytes
         used["planned_other_gb"] = planned
     figures = drafts | {name: round(count / 1e9, 2) for name, count in used.items()}
     figures["kv_dtype"] = model.layout.cache_dtype

@@ -124,6 +124,18 @@ def test_several_devices_have_as_many_blocks_as_the_one_with_the_least_room(conf
     assert equal.kv_blocks > 2 * 6800
 
 
+def test_kernels_that_are_all_loaded_take_memory_of_kv_blocks(config: ModelConfig) -> None:
+    """Those of one device take it of both, which have as many blocks as the one with the least room."""
+    parts = [config.of_rank(split) for split in splits(2)]
+    planners = [planner_of(part, H100, slots=256) for part in parts]
+    taken = 3 * BLOCK // 2
+    loaded = [planners[0], replace(planners[1], kernel_bytes=taken)]
+    assert plan_devices(planners).kv_blocks - plan_devices(loaded).kv_blocks == 3
+    short = replace(planners[1], kernel_bytes=H100.total_bytes)
+    with pytest.raises(BatonError, match="the model does not fit"):
+        plan_devices([planners[0], short])
+
+
 def test_slots_that_one_device_has_no_room_for_no_device_has(config: ModelConfig) -> None:
     parts = [config.of_rank(split) for split in splits(2)]
     small = Gpu("GPU 1", 16_000_000_000, 15_000_000_000)

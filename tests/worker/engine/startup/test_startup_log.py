@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from baton.base.errors import BatonError, ErrorKind
 from baton.engine.decode.slot_state import SlotState
 from services.common.config.worker import EngineConfig
+from services.worker.engine.startup.device_memory import device_memory
 from services.worker.engine.startup.memory_plan import link_bytes
 from services.worker.engine.startup.model_loader import load
 from services.worker.engine.startup.startup_log import capture_logged, log_memory
@@ -93,6 +94,35 @@ def test_memory_of_each_device_is_told(tmp_path: Path) -> None:
     (line,) = logs
     assert (line["event"], line["devices"], len(line["weights_gb"])) == ("model_divided", 2, 2)
     assert line["kv_gb"][0] == line["kv_gb"][1] > 0
+    reported = device_memory(model)
+    assert [one.index for one in reported] == [0, 1]
+    assert [one.weights_bytes for one in reported] == [rank.nbytes for rank in model.ranks]
+    assert [one.kv_bytes for one in reported] == [cache.nbytes for cache in model.cache.ranks]
+    assert [(one.used_bytes, one.total_bytes) for one in reported] == [(0, 0)] * 2
+
+
+def test_memory_of_each_gpu_is_told_with_its_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"num_key_value_heads": 2}))
+    engine = EngineConfig(device="cpu", weights="random", kv_memory_mb=40, tensor_parallel=2)
+    model = load(str(tmp_path), engine)
+    for rank, index in zip(model.ranks, (3, 1), strict=True):
+        rank.device = torch.device("cuda", index)
+    model = replace(model, device=model.ranks[0].device)
+    free = {3: 70 * 10**9, 1: 60 * 10**9}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device.index], 80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * 10**9)
+    with capture_logs() as logs:
+        log_memory(model, engine)
+        log_memory(replace(model, kernel_bytes=(10**9, 2 * 10**9)), engine)
+    lines = [line for line in logs if line["event"] == "memory"]
+    assert [line["gpu"] for line in lines] == [3, 1] * 2
+    assert [line.get("kernels_gb") for line in lines] == [None, None, 1.0, 2.0]
+    for before, after in zip(lines[:2], lines[2:], strict=True):
+        more = after["planned_other_gb"] - before["planned_other_gb"]
+        assert more == pytest.approx(after["kernels_gb"])
+    reported = device_memory(model)
+    assert [(one.index, one.used_bytes // 10**9) for one in reported] == [(3, 10), (1, 20)]
+    assert {one.total_bytes for one in reported} == {80 * 10**9}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
