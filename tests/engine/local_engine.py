@@ -26,9 +26,11 @@ from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.memory.split_cache import SplitKVCache
+from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel
+from baton.engine.model.weight_places import UNQUANTIZED, Formats
 from baton.engine.model.weights import load_ranks, random_ranks
 from baton.engine.parallel.rank_exchange import DeviceGroup
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
@@ -141,6 +143,7 @@ class LocalEngine:
         bounds: StepBounds | None = None,
         clock: Callable[[], float] = time.monotonic,
         group: Callable[[Run[Model], int], DeviceGroup] | None = None,
+        formats: Callable[[ModelConfig], Formats] = lambda config: UNQUANTIZED,
     ) -> None:
         """`checkpoint`: the folder holds one; else a random model is made, of CONFIG with `changes`.
         `longest`: a sequence's tokens. `ring_slots`: slots that mailbox and ring are sized for; by default
@@ -149,18 +152,20 @@ class LocalEngine:
         decode steps join them, in graphs or not; with `graph` only. `adaptive`: a policy chooses how many
         rows drafts get. `proposer`: makes what proposes drafts. `lookahead_bytes`: of a lookahead table; 0:
         there is none. `bounds`: of prefill steps; by default `chunk` tokens. `clock`: of the decode loop by
-        graphs. `group`: makes what the ranks of models exchange through in graphs' steps of so many rows."""
+        graphs. `group`: makes what the ranks of models exchange through in graphs' steps of so many rows.
+        `formats`: which matrices are in fewer bits; by default none, whatever the checkpoint has."""
         weights_dtype = getattr(torch, dtype)
         places = [f"cuda:{rank}" if device == "cuda" and ranks > 1 else device for rank in range(ranks)]
         cache_dtype = cache_dtype or dtype
         if checkpoint:
             config = load_config(folder)
-            weights_on = partial(load_ranks, config, folder, dtype=weights_dtype)
+            weights_on = partial(load_ranks, config, folder, dtype=weights_dtype, formats=formats(config))
         else:
             folder.mkdir(exist_ok=True)
             (folder / "config.json").write_text(json.dumps(CONFIG | dict(changes or {})))
             config = load_config(folder)
-            weights_on = partial(random_ranks, config, WEIGHTS_SEED, dtype=weights_dtype)
+            drawn = partial(random_ranks, config, WEIGHTS_SEED, dtype=weights_dtype)
+            weights_on = partial(drawn, formats=formats(config))
         layout = config.layout(block_tokens, cache_dtype)
         precision = Precision.of(weights_dtype, getattr(torch, cache_dtype))
         parts = [config.of_rank(split) for split in splits(ranks)]

@@ -140,6 +140,72 @@ def test_a_product_with_more_results_than_gate_and_up_has_room_for_their_sums(
     torch.testing.assert_close(out.float(), expected, rtol=CLOSE, atol=CLOSE)
 
 
+class Part:
+    """A `RankExchange` of one rank, which has its part alone, and adds it."""
+
+    def __init__(self) -> None:
+        self.parts = torch.full((3 * ROWS, WIDTH), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+
+    def part(self, rows: int) -> Tensor:
+        return self.parts[ROWS : ROWS + rows]
+
+    def reduce(self, hidden: Tensor, post_norm: Norm | None, norm: tuple[Norm, Tensor] | None) -> None:
+        hidden.add_(self.part(len(hidden)))
+        assert norm is not None
+        norm[1].copy_(rms_norm(hidden, norm[0].gain, norm[0].eps))
+
+
+@pytest.mark.usefixtures("unscaled")
+@pytest.mark.parametrize(
+    "choice",
+    [W8A8Library(), W8A8Tuning(16, 64, 64, 2, 2, 4), RowCodesTuning(16, 64, 16, 2, 2, 4)],
+    ids=["library", "tiles", "on the way"],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_yields_its_part_of_a_sum(choice: Choice, rank: int) -> None:
+    """Of its columns alone, whose codes have scales of their own; the bias is the first rank's. The product
+    behind it takes the rows that the exchange has normed."""
+    columns = range(rank * INNER // 2, (rank + 1) * INNER // 2)
+    whole = quantize(normal(WIDTH, INNER, seed=1) / 8, FP8)
+    down_weight, head_weight = (
+        whole.part([range(WIDTH)], columns),
+        quantize(normal(INNER, WIDTH, seed=7) / 8, FP8),
+    )
+    bias = normal(WIDTH, seed=2).bfloat16() if rank == 0 else None
+    norm, residual = Norm(normal(WIDTH, seed=3).bfloat16(), 1e-5), Residual(divided=True)
+    down = Product("down", Linear(down_weight, bias), residual.epilogue)
+    following = Product("qkv", Linear(head_weight, None), norm=norm)
+    model: Any = SimpleNamespace(
+        product_kinds=lambda: [down, following],
+        config=SimpleNamespace(layer_norms=LayerNorms()),
+        device=torch.device(DEVICE),
+        precision=SimpleNamespace(activations=torch.bfloat16),
+    )
+    exchange: Any = Part()
+    products = gemm.Gemm(model, [ROWS], lambda *_: choice, exchange)
+    hidden, out = normal(ROWS, WIDTH, seed=4).bfloat16(), normal(ROWS, INNER, seed=5).bfloat16()
+    before, x = (
+        hidden.clone(),
+        normal(ROWS, INNER, seed=6).bfloat16()[:, columns.start : columns.stop].contiguous(),
+    )
+    products.add(residual, down, hidden, x, norm)
+    products(following, out, hidden)
+
+    codes = quantize(x.float(), FP8).dequantized(torch.float32)
+    part = reference(codes, down_weight.dequantized(torch.float32), bias, Epilogue.PLAIN, before)
+    assert_like(exchange.part(ROWS), part)
+    assert exchange.parts[:ROWS].isnan().all()
+    assert exchange.parts[2 * ROWS :].isnan().all()
+    normed = quantize(rms_norm(hidden, norm.gain, norm.eps).float(), FP8).dequantized(torch.float32)
+    assert_like(out, reference(normed, head_weight.dequantized(torch.float32), None, Epilogue.PLAIN, out))
+
+
+def assert_like(found: Tensor, expected: Tensor) -> None:
+    """As near as codes of e4m3 are whose scales are of tiles or of rows."""
+    error = (found.float() - expected).square().mean() / expected.square().mean()
+    assert float(error) < 0.1**2
+
+
 @pytest.mark.usefixtures("unscaled")
 def test_a_feed_forward_block() -> None:
     gate_up, down = (

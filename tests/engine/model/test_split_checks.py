@@ -102,7 +102,6 @@ def gpus_found(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     ("engine", "text"),
     [
         ({"dtype": "float16"}, "GPUs exchange bfloat16 and float32, not float16; dtype bfloat16 would work"),
-        ({"quantization": "fp8"}, "weights in fp8 are divided among GPUs not yet; those in bfloat16 are"),
         ({"device_indexes": (1,)}, "device_indexes are [1], which are not 2 GPUs"),
         ({"device_indexes": (1, 1)}, "device_indexes are [1, 1], which are not 2 GPUs"),
         ({"tensor_parallel": 4}, "GPUs that torch finds: 2, enough for tensor_parallel 2"),

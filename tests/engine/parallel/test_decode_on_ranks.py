@@ -13,11 +13,13 @@ import torch
 from baton.engine.decode.step_rows import StepRows
 from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.model.modules import Model
+from baton.engine.model.weight_formats import weight_formats
 from baton.engine.parallel.exchange import ExchangeTimeoutError
 from baton.engine.sequence import SamplingParams
 from baton.model_spec.layout import FP8
 from tests.engine.executor.test_ranks_in_steps import SHAPE, starts
 from tests.engine.local_engine import LocalEngine
+from tests.engine.model.quantization.packing import FORMATS
 from tests.engine.parallel.host.turn_group import HostGroup
 from tests.engine.parallel.turns import TurnGroup
 from tests.support.checkpoints import FAMILIES
@@ -137,6 +139,27 @@ def test_a_cache_of_codes(tmp_path: Path) -> None:
         options = {"cache_dtype": FP8, "slots": 2, "changes": SHAPE, "ranks": ranks}
         engine = on_ranks(tmp_path / str(ranks), **options, group=TurnGroup if ranks > 1 else None)
         keys = [engine.start(list(range(3, 24)), max_tokens=6), engine.start([7, 50, 31], max_tokens=6)]
+        outputs.append(engine.run(*keys))
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("numerics", ["exact", pytest.param("fast", marks=SLOW)])
+@pytest.mark.parametrize(
+    "name",
+    ["fp8 by channel", pytest.param("fp8 by tensor", marks=SLOW), pytest.param("fp8 by block", marks=SLOW)],
+)
+def test_weights_in_fp8(tmp_path: Path, name: str, numerics: str) -> None:
+    """Each device has its part of the codes and of their scales; o_proj and down_proj yield their parts of
+    the sums from these."""
+    shape = {"hidden_size": 192, "intermediate_size": 192, "num_key_value_heads": 4}
+    source = FAMILIES[0].make(tmp_path / "source", **shape)
+    packed, _ = next(one for one in FORMATS if one.name == name).write(source, tmp_path / "fp8")
+    prompts, outputs = [list(range(3, 24)), [7, 200, 31]], []
+    for ranks in (1, 2):
+        options = {"checkpoint": True, "slots": 2, "formats": weight_formats, "numerics": numerics}
+        engine = on_ranks(packed, **options, ranks=ranks, group=TurnGroup if ranks > 1 else None)
+        assert engine.model.layers[0].attention.output.linear.format.startswith("fp8")
+        keys = [engine.start(prompt, max_tokens=6) for prompt in prompts]
         outputs.append(engine.run(*keys))
     assert outputs[0] == outputs[1]
 

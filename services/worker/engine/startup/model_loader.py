@@ -95,7 +95,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     check_split(config, formats, engine.tensor_parallel)
     kernel_bytes = (0,) * len(devices)
     if device.type == "cuda" and len(devices) > 1:
-        _refuse_on_several_gpus(len(devices), dtype_name, formats)
+        _refuse_on_several_gpus(len(devices), dtype_name)
         kernel_bytes = _load_kernels(devices)
     if device.type == "cuda" and config.experts is not None:
         _refuse_experts(folder, config.experts.count, formats)
@@ -186,16 +186,13 @@ def _load_kernels(devices: Sequence[torch.device]) -> tuple[int, ...]:
     return tuple(taken)
 
 
-def _refuse_on_several_gpus(count: int, dtype_name: str, formats: Mapping[str, WeightFormat]) -> None:
+def _refuse_on_several_gpus(count: int, dtype_name: str) -> None:
     """Raises BatonError(INVALID) for what only a CPU's ranks compute so far."""
     why = None
     if not SEVERAL_GPUS:
         why = "a worker of several devices runs with device cpu alone, not on GPUs yet; 1 would work"
     elif dtype_name not in ("bfloat16", "float32"):
         why = f"GPUs exchange bfloat16 and float32, not {dtype_name}; dtype bfloat16 would work"
-    elif formats:
-        names = ", ".join(sorted({one.name for one in formats.values()}))
-        why = f"weights in {names} are divided among GPUs not yet; those in bfloat16 are"
     if why is not None:
         raise BatonError(ErrorKind.INVALID, f"tensor_parallel {count}: {why}")
 
