@@ -206,7 +206,12 @@ def test_service_account_of_ones_own() -> None:
 
 @pytest.mark.parametrize(
     ("name", "level"),
-    [("values-cpu", "restricted"), ("values-h100-8b", "privileged"), ("values-h200-70b", "privileged")],
+    [
+        ("values-cpu", "restricted"),
+        ("values-h100-8b", "privileged"),
+        ("values-h200-70b", "privileged"),
+        ("values-h200-70b-bf16", "privileged"),
+    ],
 )
 def test_the_level_of_pod_security_that_values_for_hardware_need(name: str, level: str) -> None:
     """README and docs/kubernetes.md say it: `baseline` forbids folders of the node, and IPC_LOCK."""

@@ -60,7 +60,7 @@ def test_values_files_fit_the_schema(file: Path) -> None:
 def test_values_for_hardware_render() -> None:
     import yaml
 
-    for name in ("values-cpu", "values-h100-8b", "values-h200-70b"):
+    for name in ("values-cpu", "values-h100-8b", "values-h200-70b", "values-h200-70b-bf16"):
         assert render(yaml.safe_load((CHART / f"{name}.yaml").read_text(encoding="utf-8"))).objects
 
 

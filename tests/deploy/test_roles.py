@@ -51,6 +51,18 @@ def test_a_pod_has_the_gpus_of_its_workers() -> None:
     assert "--num-gpus=4" in on_ray.container("demo-baton-workers")["command"]
 
 
+def test_a_70b_in_16_bits_has_two_gpus_a_pod() -> None:
+    import yaml
+
+    from tests.deploy.chart import CHART
+
+    values = yaml.safe_load((CHART / "values-h200-70b-bf16.yaml").read_text(encoding="utf-8"))
+    rendered = render(values)
+    for role in ("prefill", "decode"):
+        limits = rendered.container(f"demo-baton-{role}")["resources"]["limits"]
+        assert limits["nvidia.com/gpu"] == str(values["engine"]["tensor_parallel"]) == "2"
+
+
 def test_both_roles_know_the_same_keys() -> None:
     import yaml
 

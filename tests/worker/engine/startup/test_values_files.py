@@ -17,8 +17,9 @@ from baton.engine.model.weight_formats import weight_formats
 from baton.engine.model.weights import weight_bytes
 from baton.engine.shared_memory.step_shape import StepShape
 from baton.model_spec.layout import FP8
+from baton.model_spec.split import splits
 from services.common.config.worker import EngineConfig
-from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner, other_bytes
+from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner, other_bytes, plan_devices
 from tests.worker.engine.startup.test_memory_plan import LLAMA_8B
 
 CHART = Path(__file__).parents[4] / "deploy" / "helm" / "baton"
@@ -31,6 +32,9 @@ LLAMA_70B = {
 }
 H200 = Gpu("GPU 0", 141_000_000_000, 140_000_000_000)
 _CONTEXT = 131_072
+
+
+TWIN = CHART / "values-h200-70b-bf16.yaml"
 
 
 @pytest.fixture
@@ -60,6 +64,26 @@ def test_a_70b_model_in_fp8_fits_into_an_h200(values: Any, config: ModelConfig) 
     assert share - block < taken <= share
     assert plan.slots == 256
     assert 300_000 < plan.kv_blocks * engine.block_tokens_on("cuda") < 350_000
+
+
+def test_in_16_bits_it_fits_into_two(config: ModelConfig) -> None:
+    """As many tokens as the file's comment says, rounded down to thousands."""
+    text = TWIN.read_text(encoding="utf-8")
+    values = yaml.safe_load(text)
+    engine = EngineConfig.model_validate(values["engine"])
+    planners = []
+    for split in splits(engine.tensor_parallel):
+        part = config.of_rank(split)
+        layout = part.layout(engine.block_tokens_on("cuda"), "bfloat16")
+        weights = weight_bytes(part, torch.bfloat16)
+        planners.append(MemoryPlanner(part, engine, layout, _CONTEXT, weights, H200))
+    plan = plan_devices(planners)
+    blocks = config.layout(engine.block_tokens_on("cuda"), "bfloat16").groups
+    each = sum(group.block_bytes for group in blocks)
+    assert each == engine.block_tokens_on("cuda") * values["model"]["kvBytesPerToken"]
+    assert plan.slots == 256
+    thousands = plan.kv_blocks * engine.block_tokens_on("cuda") // 1000
+    assert f" {thousands},000 tokens of KV" in text.replace("\n# ", " ")
 
 
 def test_in_16_bits_it_does_not(values: Any, config: ModelConfig) -> None:
