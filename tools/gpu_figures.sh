@@ -104,7 +104,8 @@ fi
 if wants gpus; then
     export CUDA_MODULE_LOADING=EAGER
     run gpus-exchange 150 pytest -p no:cacheprovider -s -m multigpu --tb=short -rfE tests/engine/parallel/test_gpus_exchange.py
-    run gpus-tokens 240 pytest -p no:cacheprovider -s -m multigpu --tb=short -rfE tests/engine/parallel/test_gpus_decode.py \
-        tests/worker/engine/test_several_devices.py
+    run gpus-tokens 240 pytest -p no:cacheprovider -s -m multigpu --tb=short -rfE tests/engine/parallel/test_gpus_decode.py
+    run gpus-links 300 pytest -p no:cacheprovider -s -m multigpu --tb=short -rfE tests/engine/memory \
+        tests/worker/engine/test_gpus_links.py
     run gpus-decode 120 python -m bench.decode "${model[@]}" --batch 1,8,32,64,128 --tensor-parallel 2 --json
 fi

@@ -194,7 +194,7 @@ class CudaRuntime:
         addresses: tuple[int, ...],
     ) -> None:
         """Enqueues a kernel of the current context. Not thread-safe."""
-        self._arguments[: len(addresses)] = list(addresses)
+        self._arguments[:] = [*addresses, *[0] * (_ARGUMENTS - len(addresses))]
         call(
             self._driver, "cuLaunchKernel",
             function, grid[0], grid[1], 1, threads, 1, 1, shared, stream, self._places, None,

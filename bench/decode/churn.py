@@ -271,7 +271,7 @@ class StagedScatter:
         """`device`: None: the engine's GPU."""
         from baton.device.streams.cuda_link_device import CudaLinkDevice
         from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
-        from kvtransfer.device.mover import warm
+        from kvtransfer.device.movers import warm
         from kvtransfer.device.piece_memory import PieceMemory
         from kvtransfer.device.scatter import DeviceScatter
 

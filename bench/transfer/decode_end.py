@@ -161,7 +161,7 @@ class DecodingEnd:
 
     def _device_sink(self, device: LinkDevice | None) -> DeviceSink | None:
         from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
-        from kvtransfer.device.mover import warm
+        from kvtransfer.device.movers import warm
 
         if device is None:
             return None

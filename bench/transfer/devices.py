@@ -17,7 +17,7 @@ from baton.device.streams.cuda_stream import CudaStream
 from baton.device.streams.stream import Event
 from bench.processes import JsonLinesProcess
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
-from kvtransfer.device.mover import warm
+from kvtransfer.device.movers import warm
 
 # 64 tokens of an 8B model in 16 bits.
 GPU_BLOCK_BYTES = 8 << 20

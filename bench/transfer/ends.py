@@ -35,7 +35,7 @@ from baton.device.wakeup import Wakeup
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from bench.processes import JsonLinesProcess
-from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+from kvtransfer.device.blocks import DeviceSink, LinkBlocks
 from kvtransfer.link.settings import LinkSettings, WindowSettings
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import HEADER_BYTES
@@ -274,7 +274,7 @@ def receiver_of(
     )  # fmt: skip
 
 
-def nccl_links_for(transport: str, blocks: DeviceBlocks | None) -> NcclEndpoint | None:
+def nccl_links_for(transport: str, blocks: LinkBlocks | None) -> NcclEndpoint | None:
     """This process's NCCL, where the measurement is over nccl."""
     if transport != "nccl" or blocks is None:
         return None

@@ -17,6 +17,8 @@ from kvtransfer.protocol.piece_geometry import MAX_BLOCKS
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from baton.device.heads.moves import HeadMoves
+
 # Eight blocks of 64 tokens of an 8B model in 16 bits: on the wire for longer than the hosts take to announce
 # them; and four such pieces in flight.
 _PIECE_BYTES = 64 << 20
@@ -59,12 +61,31 @@ class DeviceBlocks:
         return not any(size % _ALIGNED_BYTES for size in (piece_bytes, *self.block_bytes))
 
 
+class DividedBlocks:
+    """The blocks of a worker of several devices, each of which has its heads of them. On a link they are
+    whole: kernels of `device`, the first one, gather and scatter them, and reach the others' memory."""
+
+    def __init__(self, device: LinkDevice, heads: Sequence[HeadMoves]) -> None:
+        """`heads`: of each cache group."""
+        self.device = device
+        self.heads = tuple(heads)
+        self.block_bytes = tuple(each.block_bytes for each in heads)
+
+    def aligned(self, piece_bytes: int) -> bool:
+        """True if all runs of heads, and all pieces, start and end at multiples of 16 bytes."""
+        return all(each.aligned(piece_bytes) for each in self.heads)
+
+
+LinkBlocks = DeviceBlocks | DividedBlocks
+"""The blocks of a worker, as its links use them."""
+
+
 class DeviceSink:
     """The sink into which a receiver puts bytes that arrive in device memory."""
 
     def __init__(
         self,
-        blocks: DeviceBlocks,
+        blocks: LinkBlocks,
         place: Callable[[int, int, int], int],
         *,
         steps_run: Callable[[], bool] = lambda: False,

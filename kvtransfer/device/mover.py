@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from baton.device.streams.link_device import Kernel, LinkStream
-from kvtransfer.device.blocks import DeviceBlocks, default_piece_bytes
+from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.kernels.move_plan import ROW_WORDS, SUM_PARTS, WORD_BYTES, Direction
 from kvtransfer.device.piece_memory import PieceMemory, PieceSums
 from kvtransfer.protocol.frames import Piece
@@ -129,12 +129,3 @@ def host_sums(device: LinkDevice, pieces: int, *, heads: bool = False) -> PieceS
     """Sums in host memory that the device writes; `heads`: for pieces that their sender's sums precede."""
     parts = device.host_zeros(pieces, 2 * SUM_PARTS if heads else SUM_PARTS)
     return PieceSums(parts.numpy().view(np.uint64), parts.data_ptr())
-
-
-def warm(blocks: DeviceBlocks) -> None:
-    """Compiles the kernels that move these blocks, which takes seconds on a GPU: call it at start-up."""
-    from kvtransfer.device.kernels.move_runs import prepared
-
-    aligned = blocks.aligned(default_piece_bytes(blocks.block_bytes))
-    for stores, head in ((False, False), (True, False), (True, True)):
-        prepared(blocks.device.tensors_on, aligned, stores, head)

@@ -11,6 +11,7 @@ must be cleared, and no copy to the host:
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,6 +45,11 @@ class PieceMemory:
         """uint8, from the first piece's first byte on."""
         return self.memory.tensor[self.head :]
 
+    @property
+    def first(self) -> int:
+        """The device address of the first piece's first byte."""
+        return self.memory.address + self.head
+
     def address_of(self, index: int) -> int:
         """The device address of an index's header, or of its piece where there are no headers."""
         return self.memory.address + index * self.stride
@@ -73,6 +79,26 @@ class PieceMemory:
     def free(self) -> None:
         """Frees it; all work that accesses it must have finished. Idempotent."""
         self.memory.free()
+
+
+class OpenedWindow:
+    """The window of a receiver in another process, as its sender's device writes it. `first`: the address of
+    its first byte; `stride`: bytes of a piece."""
+
+    head = 0
+
+    def __init__(self, address: int, pieces: int, piece_bytes: int) -> None:
+        self.first = address
+        self.stride = piece_bytes
+        self._size = pieces * piece_bytes
+
+    @property
+    def tensor(self) -> Tensor:
+        """uint8, of a window in host memory, which its owner must outlive."""
+        import torch
+
+        memory = (ctypes.c_uint8 * self._size).from_address(self.first)
+        return torch.from_numpy(np.ctypeslib.as_array(memory))
 
 
 class PieceSums:

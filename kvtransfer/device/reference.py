@@ -2,10 +2,9 @@
 
     blocks ──gather──▶ staging (a window of pieces, contiguous) ──wire──▶ staging ──scatter──▶ blocks
 
-A *run* is a number of 32-bit words that are contiguous on both sides. Blocks of equal layout have one run per
-piece; where the two sides split heads differently (`kvtransfer.device.resplit`) a piece has several. The sum
-covers the words at their places in the piece: added to `place_sum` it is `PieceChecksum`'s of the piece's
-bytes.
+A *run* is a number of 32-bit words that are contiguous on both sides. A piece has one for each of its blocks,
+and more where several devices have their heads (`kvtransfer.device.head_mover`). The sum covers the words at
+their places in the piece: added to `place_sum` it is `PieceChecksum`'s of the piece's bytes.
 
 Scatter writes while it sums: a piece that turns out corrupt has been written by then, into blocks that the
 ticket reserved and no slot has read; its transfer fails, and the blocks are reused. Only a piece whose place
@@ -16,37 +15,12 @@ A GPU runs `kvtransfer.device.kernels.move_runs`, a CPU the reference here; both
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from kvtransfer.device.kernels.move_plan import WORD_BYTES
 from kvtransfer.protocol.checksum import multipliers
-
-
-class Run(NamedTuple):
-    """`length` words from `source` to `destination`, offsets in words of the two tensors. They are words
-    `place` and following of piece number `piece` of the move."""
-
-    source: int
-    destination: int
-    length: int
-    piece: int
-    place: int
-
-
-class Runs:
-    """The runs of one move, as a table on the device that moves them."""
-
-    def __init__(self, runs: Sequence[Run], device: torch.device | str) -> None:
-        if not runs:
-            raise ValueError("a move has at least one run")
-        self.table = torch.tensor(runs, dtype=torch.int64).to(device)
-        self.longest = max(run.length for run in runs)
-        self.pieces = 1 + max(run.piece for run in runs)
 
 
 def words_of(tensor: Tensor) -> Tensor:
@@ -57,33 +31,16 @@ def words_of(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8).view(torch.int32)
 
 
-def move(source: Tensor, destination: Tensor, runs: Runs) -> Tensor:
-    """Moves all runs between two tensors of `words_of`; returns the sums of the pieces' words, int64
-    [pieces], mod 2^64. Runs must not overlap on either side. On a GPU it only enqueues, on the current
-    stream."""
-    sums = torch.zeros(runs.pieces, dtype=torch.int64, device=source.device)
-    if source.device.type == "cpu":
-        for begins, goes_to, length, piece, place in runs.table.tolist():
-            words = source[begins : begins + length]
-            destination[goes_to : goes_to + length] = words
-            sums[piece] += _words_sum(words, place)
-        return sums
-    from kvtransfer.device.kernels.move_runs import move_runs
-
-    move_runs(source, destination, runs.table, runs.longest, sums)
-    return sums
-
-
 def move_rows(
     source: Tensor, destination: Tensor | None, rows: Tensor, longest: int, parts: Tensor, *, aligned: bool
 ) -> None:
     """Moves the rows of one piece, a run each, between two tensors of `words_of`, or only reads them where
     there is no destination. `parts`, int64 [SUM_PARTS], add up to the piece's sum mod 2^64 afterwards.
 
-    rows: int64 [n, ROW_WORDS], the fields of `Run`, n at most SUM_PARTS; the first row's `piece` is the
-    sum's initial value. `longest`: words of the longest run. `aligned`: every offset and length is a
-    multiple of 4 words. On a GPU it only enqueues, on the current stream; `parts` is then in host memory that
-    the GPU can access.
+    rows: int64 [n, ROW_WORDS]: source and destination, offsets in words of the two; length; the sum's initial
+    value in the first row; and the run's first word in the piece. n is at most SUM_PARTS. `longest`: words of
+    the longest run. `aligned`: every offset and length is a multiple of 4 words. On a GPU it only enqueues,
+    on the current stream; `parts` is then in host memory that the GPU can access.
     """
     if source.device.type == "cpu":
         parts.zero_()
@@ -92,14 +49,15 @@ def move_rows(
             words = source[begins : begins + length]
             if destination is not None:
                 destination[goes_to : goes_to + length] = words
-            parts[0] += _words_sum(words, place)
+            parts[0] += words_sum(words, place)
         return
     from kvtransfer.device.kernels.move_runs import move_piece
 
     move_piece(source, destination, rows, longest, parts, aligned=aligned)
 
 
-def _words_sum(words: Tensor, place: int) -> Tensor:
-    """The sum of a piece's words from number `place` on: int64, mod 2^64."""
+def words_sum(words: Tensor, place: int) -> Tensor:
+    """The weighted sum of a piece's words from number `place` on: int64, mod 2^64. words: flat int32 on a
+    CPU."""
     weights = torch.from_numpy(multipliers(place + len(words)).view(np.int64))[place:]
     return ((words.long() & 0xFFFFFFFF) * weights).sum()

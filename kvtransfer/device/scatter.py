@@ -23,8 +23,8 @@ from typing import ClassVar, NamedTuple
 
 from baton.device.streams.stream import Event
 from kvtransfer.device.blocks import DeviceSink
-from kvtransfer.device.kernels.move_plan import Direction
-from kvtransfer.device.mover import NOTHING, Prepared, RowMover, host_sums
+from kvtransfer.device.mover import NOTHING, Prepared, host_sums
+from kvtransfer.device.movers import scatterer
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.protocol.checksum import place_sum
 from kvtransfer.protocol.frames import Piece
@@ -79,12 +79,10 @@ class DeviceScatter:
         self._window = window
         self._heads = window.head > 0
         self._sums = host_sums(device, pieces, heads=self._heads)
-        self._mover = RowMover(
-            sink.blocks, pieces, piece_bytes, Direction.SCATTER, sums=self._sums, staging=window
-        )
+        self._mover = scatterer(sink.blocks, pieces, piece_bytes, self._sums, window)
         self._stream = device.stream()
         unused = host_sums(device, 1, heads=self._heads)
-        self._warmer = RowMover(sink.blocks, 1, piece_bytes, Direction.SCATTER, sums=unused, staging=window)
+        self._warmer = scatterer(sink.blocks, 1, piece_bytes, unused, window)
         self._warm_until = 0.0
         self._announced: deque[_Announced] = deque()
         self._started: deque[_Announced] = deque()

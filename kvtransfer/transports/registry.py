@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.device.streams.link_device import LinkDevice
-from kvtransfer.device.blocks import DeviceBlocks
+from kvtransfer.device.blocks import LinkBlocks
 from kvtransfer.link.interfaces import Connector, Listener
 from kvtransfer.link.settings import ListenerSettings, WindowSettings
 from kvtransfer.protocol.addresses import GRPC, IPC, NCCL, Endpoint
@@ -45,7 +45,7 @@ def transports_of(transport: str) -> tuple[str, ...]:
 def make_connectors(
     transport: str,
     wake: Callable[[], None],
-    blocks: DeviceBlocks | None = None,
+    blocks: LinkBlocks | None = None,
     nccl: NcclEndpoint | None = None,
     auth: LinkAuth | None = None,
     tls: LinkTls | None = None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -79,8 +81,12 @@ class _OwnMemory:
 class CudaLinkDevice:
     """A GPU, as links use it."""
 
-    def __init__(self, device: torch.device) -> None:
-        """OSError, AttributeError where CUDA's libraries lack a function that links need."""
+    def __init__(self, device: torch.device, *, one_of_several: bool = False) -> None:
+        """`one_of_several`: of a worker whose steps are launched on several devices. OSError, AttributeError
+        where CUDA's libraries lack a function that links need."""
+        self.launching: AbstractContextManager[object] = (
+            threading.RLock() if one_of_several else nullcontext()
+        )
         self._index = int(device.index or 0)
         self.tensors_on = torch.device("cuda", self._index)
         self._runtime = cuda_runtime()

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -51,7 +52,7 @@ class LinkStream(Stream, Protocol):
         """Calls `work` with this as torch's current stream."""
 
     def launch(self, kernel: Kernel, grid: tuple[int, int], addresses: tuple[int, ...]) -> None:
-        """Enqueues a kernel whose arguments are at most four addresses."""
+        """Enqueues a kernel whose arguments are at most five addresses."""
 
     def publish(self, address: int, value: int) -> None:
         """Enqueues a store of 8 bytes into registered memory; an observer of it sees the effects of all work
@@ -119,3 +120,9 @@ class LinkDevice(Protocol):
 
     @property
     def tensors_on(self) -> torch.device: ...
+
+    @property
+    def launching(self) -> AbstractContextManager[object]:
+        """Held while a step is launched on devices that wait for one another, and by other threads around
+        calls that may wait for the device: it may be waiting for a launch that would wait behind such a call.
+        A context that holds nothing for one device."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from baton.engine.executor.decode_loop import DecodeLoop
 from baton.engine.executor.prefill_steps import PrefillSteps
@@ -15,11 +16,19 @@ class StepExecutor:
     """The one place where steps of an engine are launched. On a CPU both steps of a mixed plan run one after
     the other, with the same results."""
 
-    def __init__(self, planner: StepPlanner, prompts: PrefillSteps, decode: DecodeLoop | None = None) -> None:
-        """`decode`: None where no plan has a decode step."""
+    def __init__(
+        self,
+        planner: StepPlanner,
+        prompts: PrefillSteps,
+        decode: DecodeLoop | None = None,
+        launching: AbstractContextManager[object] | None = None,
+    ) -> None:
+        """`decode`: None where no plan has a decode step. `launching`: held while a step is launched; None:
+        nothing is."""
         self.planner = planner
         self.prompts = prompts
         self.decode = decode
+        self._launching = launching or nullcontext()
         self.last_plan: StepPlan | None = None
         """The plan that was launched last."""
         self.speculative_steps = 0
@@ -29,7 +38,8 @@ class StepExecutor:
         """Launches a step. `between_layers` is called between the layers of a decode step that the host
         computes itself, for work that cannot wait for its end and touches no active slot; a GPU's blocks no
         caller and ignores it. Raises ValueError where the engine has no decode steps and the plan has."""
-        handle = self._launch(plan, between_layers)
+        with self._launching:
+            handle = self._launch(plan, between_layers)
         self.last_plan = plan
         self.speculative_steps += plan.decode is not None and plan.decode.drafts
         self.planner.launched(plan, self.planner.clock())

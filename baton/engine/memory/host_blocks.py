@@ -80,9 +80,6 @@ class HostBlocks:
     def _copy(self, places: BlockTables, tables: BlockTables, *, inward: bool) -> Event:
         with self._stream.activate():  # the copy is ordered after writes that were enqueued before
             for group, room in enumerate(self._room):
-                for place, block in zip(places[group], tables[group], strict=False):
-                    if inward:
-                        self._cache.put(group, block, 0, room[place], non_blocking=True)
-                    else:
-                        room[place].copy_(self._cache.block(group, block), non_blocking=True)
+                copy = self._cache.load if inward else self._cache.save
+                copy(group, tables[group][: len(places[group])], room, places[group])
             return self._stream.record_event()

@@ -27,7 +27,8 @@ class BlockMemory(ABC):
 
     @abstractmethod
     def block(self, group: int, block: int) -> Tensor:
-        """The block's bytes, uint8 [block bytes] on `device`: a view of the memory, or a copy."""
+        """The block's bytes, uint8 [block bytes] on `device`: a view of the memory, or a copy, which the next
+        call may overwrite."""
 
     @abstractmethod
     def put(self, group: int, block: int, offset: int, data: Tensor, *, non_blocking: bool = False) -> None:
@@ -38,6 +39,17 @@ class BlockMemory(ABC):
     def nbytes(self) -> int:
         """Bytes of all blocks on all devices."""
         return sum(pool.nbytes for cache in self.ranks for pool in cache.storage)
+
+    def save(self, group: int, blocks: Sequence[int], room: Tensor, places: Sequence[int]) -> None:
+        """Enqueues copies of blocks to the rows `places` of `room`, uint8 [n, block bytes] in host memory, on
+        torch's current stream."""
+        for place, block in zip(places, blocks, strict=True):
+            room[place].copy_(self.block(group, block), non_blocking=True)
+
+    def load(self, group: int, blocks: Sequence[int], room: Tensor, places: Sequence[int]) -> None:
+        """Enqueues copies of rows of `room` to blocks; the arguments are those of `save`."""
+        for place, block in zip(places, blocks, strict=True):
+            self.put(group, block, 0, room[place], non_blocking=True)
 
     def read_block(self, group: int, block: int, offset: int, length: int) -> memoryview:
         """Bytes of a block on the host: a view of them or a copy."""

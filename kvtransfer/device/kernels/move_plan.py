@@ -6,8 +6,8 @@ from __future__ import annotations
 from enum import Enum
 
 WORD_BYTES = 4
-# The columns of a run: source, destination, length, piece, place. In a table of one piece's rows, the first
-# row's `piece` column has the initial value of the piece's sum.
+# The columns of a run: source, destination, length, in the piece's first row the initial value of its sum,
+# place in the piece.
 ROW_WORDS = 5
 # The maximum number of programs that share a piece; each writes one partial sum.
 SUM_PARTS = 128

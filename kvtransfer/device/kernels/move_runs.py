@@ -1,8 +1,8 @@
 """Copies runs of words and sums them, in one kernel and one pass.
 
-Several programs share the words of a run, each a tile at a time. Sums are of products modulo 2^64, so
-programs may add theirs to a piece's in any order (`kvtransfer.protocol.checksum`), or write partial sums
-that the host adds (`kvtransfer.device.piece_memory`).
+Several programs share the words of a run, each a tile at a time. Sums are of products modulo 2^64
+(`kvtransfer.protocol.checksum`): each program writes its partial sum, and the host adds them
+(`kvtransfer.device.piece_memory`).
 
 Moves run beside other work: they use few programs (`programs`), so that other kernels find multiprocessors
 and memory bandwidth free, and each program has two tiles of loads in flight.
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from baton.device.cuda_runtime import CudaError, cuda_runtime
 from baton.device.streams.link_device import Kernel
+from baton.device.word_sums import inside_run, splitmix64, tile_sum
 from kvtransfer.device.kernels.move_plan import ROW_WORDS, SUM_PARTS
 from kvtransfer.protocol.checksum import TILE_SEED, TILE_WORDS
 
@@ -37,77 +38,48 @@ _PROGRAMS_BESIDE_STEPS = 24
 
 
 @triton.jit
-def _splitmix64(x):
-    z = x + 0x9E3779B97F4A7C15
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
-    return z ^ (z >> 31)
-
-
-@triton.jit
-def _inside(tile, lane, place, length):
-    """The offsets of a tile's words in their run, and the mask of those inside it."""
-    at = lane + tile * (lane.shape[0] * lane.shape[1]) - place
-    return at, (at >= 0) & (at < length)
-
-
-@triton.jit
 def _move_runs(source, destination, runs, sums, ALIGNED: tl.constexpr, STORES: tl.constexpr,
                PARTS: tl.constexpr, HEAD: tl.constexpr, ROW: tl.constexpr, DOWN: tl.constexpr,
                ACROSS: tl.constexpr, TILE_SEED: tl.constexpr):  # fmt: skip
     run = runs + tl.program_id(0) * ROW
     begins, goes_to, length = tl.load(run), tl.load(run + 1), tl.load(run + 2)
-    piece, place = tl.load(run + 3), tl.load(run + 4)
+    initial, place = tl.load(run + 3), tl.load(run + 4)
     if ALIGNED:  # accesses of 16 bytes
         begins, goes_to = begins // 4 * 4, goes_to // 4 * 4
         length, place = length // 4 * 4, place // 4 * 4
     lane = (tl.arange(0, DOWN)[:, None] * ACROSS + tl.arange(0, ACROSS)[None, :]).to(tl.int64)
-    within = _splitmix64(lane.to(tl.uint64)) | 1
+    within = splitmix64(lane.to(tl.uint64)) | 1
     total = tl.zeros([ACROSS], dtype=tl.uint64)
     # Tiles start at multiples of their size within the piece, so every tile has the same first factors.
     first = (place // (DOWN * ACROSS)).to(tl.int32) + tl.program_id(1)
     last = tl.cdiv(place + length, DOWN * ACROSS).to(tl.int32)
-    at, inside = _inside(first, lane, place, length)
+    at, inside = inside_run(first, lane, place, length)
     words = tl.load(source + begins + at, mask=inside, other=0)
     for tile in range(first, last, tl.num_programs(1)):
         # The next tile's loads are in flight while this tile is processed.
-        next_at, next_inside = _inside(tile + tl.num_programs(1), lane, place, length)
+        next_at, next_inside = inside_run(tile + tl.num_programs(1), lane, place, length)
         next_words = tl.load(source + begins + next_at, mask=next_inside, other=0)
         if STORES:
             tl.store(destination + goes_to + at, words, mask=inside)
-        summed = tl.where(inside, words, 0)
-        products = summed.to(tl.uint32, bitcast=True).to(tl.uint64) * within
-        of_tile = _splitmix64(tl.full((), TILE_SEED, tl.uint64) + tile) | 1
-        total += tl.sum(products, axis=0) * of_tile
+        total += tile_sum(words, inside, within, tile, TILE_SEED)
         words, at, inside = next_words, next_at, next_inside
     found = tl.sum(total, axis=0).to(tl.int64, bitcast=True)
-    if PARTS:
-        number = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        count = tl.num_programs(0) * tl.num_programs(1)
-        if number == 0:  # it adds the initial value, and clears parts without a program
-            found += piece
-            part = tl.arange(0, PARTS)
-            tl.store(sums + part, tl.zeros([PARTS], dtype=tl.int64), mask=part >= count)
-            if HEAD:  # the piece's header is copied behind the parts
-                head = (source + begins - 2 * PARTS).to(tl.pointer_type(tl.int64))
-                tl.store(sums + PARTS + part, tl.load(head + part))
-        tl.store(sums + number, found)
-    else:
-        tl.atomic_add(sums + piece, found)
+    number = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    count = tl.num_programs(0) * tl.num_programs(1)
+    if number == 0:  # it adds the initial value, and clears parts without a program
+        found += initial
+        part = tl.arange(0, PARTS)
+        tl.store(sums + part, tl.zeros([PARTS], dtype=tl.int64), mask=part >= count)
+        if HEAD:  # the piece's header is copied behind the parts
+            head = (source + begins - 2 * PARTS).to(tl.pointer_type(tl.int64))
+            tl.store(sums + PARTS + part, tl.load(head + part))
+    tl.store(sums + number, found)
 
 
 def programs(runs: int, longest: int, *, beside_steps: bool = False) -> int:
     """Number of programs that share each of `runs` runs of at most `longest` words."""
     most = _PROGRAMS_BESIDE_STEPS if beside_steps else _PROGRAMS
     return max(1, min(most // runs, -(-longest // TILE_WORDS)))
-
-
-def move_runs(source: Tensor, destination: Tensor, runs: Tensor, longest: int, sums: Tensor) -> None:
-    """Enqueues a move; all tensors are on one device. source, destination: flat int32; runs: int64 [R, 5],
-    contiguous; sums: int64 [pieces], added to."""
-    grid = (runs.shape[0], programs(runs.shape[0], longest))
-    constants = _constants(aligned=False, stores=True, parts=0, head=False)
-    _move_runs[grid](source, destination, runs, sums, **constants)
 
 
 def move_piece(
@@ -123,9 +95,9 @@ def move_piece(
     _move_runs[grid](source, there, rows, parts, **constants)
 
 
-def _constants(aligned: bool, *, stores: bool, head: bool, parts: int = SUM_PARTS) -> dict[str, int]:
-    """The constants of `_move_runs`. `parts`: 0 where sums are added to those of several pieces."""
-    shape = {"ALIGNED": aligned, "STORES": stores, "PARTS": parts, "HEAD": head, "num_warps": _WARPS}
+def _constants(aligned: bool, *, stores: bool, head: bool) -> dict[str, int]:
+    """The constants of `_move_runs`."""
+    shape = {"ALIGNED": aligned, "STORES": stores, "PARTS": SUM_PARTS, "HEAD": head, "num_warps": _WARPS}
     return shape | _TILE
 
 

@@ -17,7 +17,7 @@ from baton.v1.transfer_pb2 import (
     SignedOpenLinkRequest,
     SignedOpenLinkResponse,
 )
-from kvtransfer.device.blocks import DeviceBlocks
+from kvtransfer.device.blocks import LinkBlocks
 from kvtransfer.link.interfaces import UnreachableError
 from kvtransfer.protocol.addresses import IPC, Endpoint
 from kvtransfer.protocol.link_auth import LinkAuth
@@ -46,7 +46,7 @@ class IpcConnector:
     def __init__(
         self,
         wake: Callable[[], None],
-        blocks: DeviceBlocks | None = None,
+        blocks: LinkBlocks | None = None,
         auth: LinkAuth | None = None,
     ) -> None:
         """`blocks`: where the blocks lie in device memory."""
@@ -140,7 +140,9 @@ class IpcConnector:
             return IpcSenderWire(sock, memory, response, self._wake)
         memory = LinkMemory.attach(descriptor, bytes_for_device(pieces))
         try:
-            return IpcDeviceSenderWire(sock, memory, response, self._wake, self._blocks)
+            # It registers and opens memory.
+            with self._blocks.device.launching:
+                return IpcDeviceSenderWire(sock, memory, response, self._wake, self._blocks)
         except RuntimeError as error:
             raise OSError(f"the device failed: {error}") from error
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 from baton.base.addresses import split_address
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.device.blocks import DeviceBlocks
+from kvtransfer.device.blocks import LinkBlocks
 from kvtransfer.link.frame_queue import CONTROL_FRAMES
 from kvtransfer.link.interfaces import UnreachableError
 from kvtransfer.protocol.addresses import GRPC, NCCL, Endpoint
@@ -32,7 +32,7 @@ class NcclConnector:
         self,
         wake: Callable[[], None],
         nccl: NcclEndpoint,
-        blocks: DeviceBlocks,
+        blocks: LinkBlocks,
         auth: LinkAuth | None = None,
         tls: LinkTls | None = None,
     ) -> None:
@@ -77,13 +77,16 @@ class NcclConnector:
         sock = connect_frames(host, response.frames_port, self._auth.frames_secret(response.nccl_id), left_s)
         frames = FrameSocket(sock, pieces + CONTROL_FRAMES, self._wake, "receiver")
         undo.callback(frames.close)
-        channel = self._nccl.channel(response.nccl_id, SENDER_RANK, self._wake)
-        undo.callback(lambda: self._nccl.abort(channel, "the link was not opened"))
-        staging = self._nccl.staging(pieces, response.piece_bytes)
+        launching = self._blocks.device.launching
+        with launching:
+            channel = self._nccl.channel(response.nccl_id, SENDER_RANK, self._wake)
+            undo.callback(lambda: self._nccl.abort(channel, "the link was not opened"))
+            staging = self._nccl.staging(pieces, response.piece_bytes)
         undo.callback(lambda: self._nccl.abort(channel, "the link was not opened", staging.free))
         until = min(deadline, time.monotonic() + self._nccl.connect_timeout_s)
         while not channel.connected:
             if channel.failure is not None or keepalive.failure() is not None or time.monotonic() > until:
                 raise UnreachableError(channel.failure or "the two ends did not connect in time")
             time.sleep(_POLL_S)
-        return NcclSenderWire(self._nccl, channel, staging, keepalive, frames, response, self._blocks)
+        with launching:
+            return NcclSenderWire(self._nccl, channel, staging, keepalive, frames, response, self._blocks)

@@ -10,9 +10,8 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.device.nccl.nccl_channel import NcclChannel
 from baton.device.streams.stream import Event
 from baton.v1.transfer_pb2 import OpenLinkResponse
-from kvtransfer.device.blocks import DeviceBlocks
-from kvtransfer.device.kernels.move_plan import Direction
-from kvtransfer.device.mover import RowMover
+from kvtransfer.device.blocks import LinkBlocks
+from kvtransfer.device.movers import gatherer
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.protocol.frames import (
     FrameError,
@@ -47,7 +46,7 @@ class NcclSenderWire:
         keepalive: GrpcSenderWire,
         frames: FrameSocket,
         response: OpenLinkResponse,
-        blocks: DeviceBlocks,
+        blocks: LinkBlocks,
     ) -> None:
         """OSError, RuntimeError where the device fails."""
         pieces = response.window_pieces
@@ -57,9 +56,7 @@ class NcclSenderWire:
         self.keepalive = keepalive
         self.frames = frames
         self._pieces = pieces
-        self._mover = RowMover(
-            blocks, pieces, response.piece_bytes, Direction.GATHER, sums=staging, staging=staging
-        )
+        self._mover = gatherer(blocks, pieces, response.piece_bytes, staging, staging)
         self._stream = blocks.device.stream(high_priority=True)
         self._closed = False
         self._malformed: FrameError | None = None

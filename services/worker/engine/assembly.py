@@ -115,7 +115,7 @@ def build_engine(
     steps.steps.arriving = reserved.arriving
     planner = StepPlanner(prompts.scheduler, prompts.state, steps.steps, pacing, decode.step_s)
     prefill = PrefillPipeline(jobs, prompts, sender, pieces if links.device is not None else 0)
-    executor = StepExecutor(planner, prompts, steps)
+    executor = StepExecutor(planner, prompts, steps, links.launching)
     expert_load = _expert_load(model)
     reports = EngineReports(model, decode, prefill, executor, device_memory(model), expert_load)
     commands = Commands(channel, config.role, decode, prefill, reports)
@@ -153,6 +153,7 @@ class _Links:
             self.identity, self.wire.fingerprint, self.wire.block_bytes, transfer.peer_timeout_s
         )
         self.device = device_blocks(model, transfer)  # None where the host moves blocks
+        self.launching = None if self.device is None else self.device.device.launching
         self.nccl = nccl_links(self.device, transfer.transport)
         self.wake = wake
         self.pieces_a_turn = _PIECES_A_TURN

@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 from baton.device.nccl import nccl_channel
-from kvtransfer.device.blocks import DeviceBlocks
+from kvtransfer.device.blocks import LinkBlocks
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.config.transfer import TransferConfig
 from services.common.config.worker import WorkerConfig
 from services.worker.engine import assembly
 from services.worker.engine import process as engine_process
+from services.worker.engine.startup.link_setup import link_blocks
 from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.support.fake_device import FakeDevice, Pump
 from tests.kvtransfer.support.nccl_transport import WatchedEndpoint
@@ -27,10 +28,10 @@ def install() -> None:
     device = FakeDevice(Pump(None))
     made = WatchedEndpoint(device)
 
-    def blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks:
-        return DeviceBlocks(device, model.cache.ranks[0].storage)
+    def blocks(model: LoadedModel, transfer: TransferConfig) -> LinkBlocks:
+        return link_blocks(device, model.cache)
 
-    def links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint | None:
+    def links(blocks: LinkBlocks | None, transport: str) -> NcclEndpoint | None:
         return made if transport == "nccl" else None
 
     def let_start(config: WorkerConfig) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import pytest
 import torch
 
 from baton.device.streams.graphs import Graph
 from baton.engine.decode.graph_step import StepGraphs
+from baton.engine.executor.executor import StepExecutor
 from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 from baton.engine.executor.step_handle import ChunkResult, DecodeHandle, PrefillHandle, StepHandle
 from baton.engine.plan.step_plan import Chunk, DecodeRows, StepPlan
@@ -18,6 +19,20 @@ from baton.engine.sequence import Limits, SamplingParams, Sequence
 from bench.engine_driver import take
 from tests.engine.executor.slow_device import Ahead, SlowDecode
 from tests.engine.local_engine import LocalEngine
+
+
+class Held:
+    """A context that knows whether it is held."""
+
+    def __init__(self) -> None:
+        self.held = False
+
+    def __enter__(self) -> None:
+        self.held = True
+
+    def __exit__(self, *_: object) -> None:
+        self.held = False
+
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 33, 9)]
@@ -153,3 +168,26 @@ def until_ended(engine: LocalEngine, handle: StepHandle) -> list[ChunkResult]:
     results = take(engine.executor)
     engine.read()
     return results
+
+
+def test_a_step_is_launched_while_no_other_thread_may_wait_for_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, context, seen = LocalEngine(tmp_path / "model", blocks=64), Held(), list[bool]()
+    executor = StepExecutor(engine.executor.planner, engine.prefill, engine.decode, context)
+    for loop in (engine.prefill, engine.decode):
+        launch = loop.launch
+
+        def look(*arguments: Any, launch: Any = launch) -> Any:
+            seen.append(context.held)
+            return launch(*arguments)
+
+        monkeypatch.setattr(loop, "launch", look)
+    executor.launch(StepPlan((Chunk(queued(engine, PROMPTS[0]), 0, 3),)))
+    take(executor)
+    engine.start(PROMPTS[2], max_tokens=3)
+    seen.clear()
+    assert executor.step_decode() is not None
+    executor.launch(StepPlan((Chunk(queued(engine, PROMPTS[1]), 0, 3),)))
+    assert seen == [True, True]
+    assert not context.held

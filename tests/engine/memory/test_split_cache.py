@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from baton.model_spec.layout import FP8, CacheGroup, Layout, key_value_planes
 from baton.model_spec.split import Split, splits
 
 HEADS, BLOCKS = 4, 3
+# More than are moved at once.
+MANY = 37
 
 
 def layout_of(dtype: str, heads: int, dim: int) -> Layout:
@@ -22,16 +26,19 @@ def layout_of(dtype: str, heads: int, dim: int) -> Layout:
     return Layout((CacheGroup((0, 2), planes, 4), CacheGroup((1,), planes, 4, window=8)))
 
 
-def caches(dtype: str, dim: int, count: int) -> tuple[KVCache, SplitKVCache]:
-    """A cache of one device, with random contents, and an empty one of `count` devices."""
+def caches(
+    dtype: str, dim: int, count: int, blocks: int = BLOCKS, devices: Sequence[str] = ("cpu",)
+) -> tuple[KVCache, SplitKVCache]:
+    """A cache of one CPU, with random contents, and an empty one of `count` devices."""
     layout = layout_of(dtype, HEADS, dim)
-    whole = KVCache(layout, BLOCKS, "cpu")
+    whole = KVCache(layout, blocks, "cpu")
     generator = torch.Generator().manual_seed(count)
     for values, scales in zip(whole.groups, whole.scales, strict=True):
         values.copy_(torch.randn(values.shape, generator=generator))
         if scales is not None:
             scales.copy_(torch.rand(scales.shape, generator=generator))
-    ranks = [KVCache(layout_of(dtype, HEADS // count, dim), BLOCKS, "cpu") for _ in range(count)]
+    part = layout_of(dtype, HEADS // count, dim)
+    ranks = [KVCache(part, blocks, devices[rank % len(devices)]) for rank in range(count)]
     return whole, SplitKVCache(layout, ranks)
 
 
@@ -100,6 +107,61 @@ def test_host_memory_holds_blocks_that_any_split_loads() -> None:
         assert bytes(four.read_block(group, block, 0, sizes[group])) == bytes(
             whole.read_block(group, block, 0, sizes[group])
         )
+
+
+def test_many_blocks_are_saved_and_loaded_at_once() -> None:
+    whole, two = caches(FP8, 48, 2, MANY + 1)
+    saves_and_loads(whole, two)
+
+
+def saves_and_loads(whole: KVCache, split: SplitKVCache) -> None:
+    """All blocks but one through host memory and back, in another order."""
+    groups = range(len(whole.layout.groups))
+    sizes = [group.block_bytes for group in whole.layout.groups]
+    for group in groups:
+        for block in range(1, MANY + 1):
+            split.write_block(group, block, 0, whole.read_block(group, block, 0, sizes[group]))
+    host = HostBlocks(split, (MANY + 1) * sum(sizes))
+    tables = tuple(tuple(random.Random(group).sample(range(1, MANY + 1), MANY)) for group in groups)
+    saved, copied = host.save(tables)
+    copied.synchronize()
+    wanted = (bytes(whole.read_block(g, block, 0, sizes[g])) for g in groups for block in tables[g])
+    assert host.bytes_of(saved) == b"".join(wanted)
+    back = tuple(table[::-1] for table in tables)
+    host.load(saved, back).synchronize()
+    for group in groups:
+        for block, origin in zip(back[group], tables[group], strict=True):
+            assert bytes(split.read_block(group, block, 0, sizes[group])) == bytes(
+                whole.read_block(group, origin, 0, sizes[group])
+            )
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize(("dtype", "dim"), [("bfloat16", 64), ("bfloat16", 10), (FP8, 48)])
+def test_blocks_of_two_gpus(dtype: str, dim: int) -> None:
+    """Moved by kernels of the first, which allocate nothing."""
+    whole, split = caches(dtype, dim, 2, MANY + 1, ("cuda:0", "cuda:1"))
+    before = allocations()
+    saves_and_loads(whole, split)
+    for group, size in enumerate(each.block_bytes for each in whole.layout.groups):
+        for begin, end in ((0, size), (0, size // 3), (size // 3, size // 2), (size - 5, size)):
+            split.write_block(group, 2, begin, whole.read_block(group, 1, begin, end - begin))
+            assert bytes(split.read_block(group, 2, begin, end - begin)) == bytes(
+                whole.read_block(group, 1, begin, end - begin)
+            )
+    assert allocations() == before
+
+
+def allocations() -> list[int]:
+    """Allocations so far of each GPU's memory."""
+    return [torch.cuda.memory_stats(n)["allocation.all.allocated"] for n in range(2)]
+
+
+def test_odd_heads_are_refused() -> None:
+    planes = key_value_planes("bfloat16", 1, 3)
+    layout = Layout((CacheGroup((0,), planes, 1),))
+    with pytest.raises(ValueError, match="heads of 6 bytes in a block are not whole words of 4"):
+        SplitKVCache(layout, [KVCache(layout, 2, "cpu")])
 
 
 def test_parts_cover_all_and_the_last_is_the_shortest() -> None:

@@ -1,4 +1,4 @@
-"""Gather and scatter, by reference and kernel: against plain indexing and `PieceChecksum`."""
+"""Moves of one piece, by reference and kernel: its sum is the wire's own checksum, and tells every damage."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvtransfer.device.reference import Run, Runs, move, words_of
-from kvtransfer.protocol.checksum import PieceChecksum
+from kvtransfer.device.kernels.move_plan import SUM_PARTS
+from kvtransfer.device.reference import move_rows, words_of
+from kvtransfer.protocol.checksum import PieceChecksum, place_sum
 from tests.kvtransfer.support.kernels import DEVICE, KERNEL
-from tests.kvtransfer.support.runs import Place, piece_checksums, reversed_runs, whole_pieces
 
-BLOCKS, BLOCK_BYTES, PIECE_BYTES = 12, 20_000, 8192
-CHOSEN = [7, 2, 11, 3]
-PIECES = 3 * len(CHOSEN)
-STAGING = random.Random(4).sample(range(16), PIECES)
+BYTES = 20_000
+# Of a transfer, group, ordinal, offset and length.
+PLACE = 77, 1, 3, 8192, BYTES
 
 
 def random_bytes(*shape: int, seed: int) -> Tensor:
@@ -24,81 +23,53 @@ def random_bytes(*shape: int, seed: int) -> Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
 
 
-def moved(how: str, source: Tensor, destination: Tensor, runs: list[Run]) -> Tensor:
-    """The same move by the reference or by the kernel; the destination changes in place."""
+def moved(how: str, source: Tensor, destination: Tensor, block: int) -> int:
+    """The checksum of a piece that fills `source` and is moved to one of the blocks of `destination`, which
+    changes in place; by the reference or by the kernel."""
+    words = source.numel() // 4
+    initial = place_sum(*PLACE[:-1], source.numel())
+    row = (0, block * words, words, initial - (1 << 64) if initial >> 63 else initial, 0)
+    rows, parts = torch.tensor([row]), torch.full((SUM_PARTS,), -9, dtype=torch.int64)
     if how == "reference":
-        return move(words_of(source), words_of(destination), Runs(runs, "cpu"))
-    from kvtransfer.device.kernels.move_runs import move_runs
+        move_rows(words_of(source), words_of(destination), rows, words, parts, aligned=True)
+    else:
+        from kvtransfer.device.kernels.move_runs import move_piece
 
-    there, device_runs = destination.to(DEVICE), Runs(runs, DEVICE)
-    sums = torch.zeros(device_runs.pieces, dtype=torch.int64, device=DEVICE)
-    move_runs(words_of(source.to(DEVICE)), words_of(there), device_runs.table, device_runs.longest, sums)
-    destination.copy_(there)
-    return sums.cpu()
-
-
-def places() -> list[Place]:
-    offsets = range(0, BLOCK_BYTES, PIECE_BYTES)
-    return [
-        Place(77, 1, ordinal, offset, min(PIECE_BYTES, BLOCK_BYTES - offset))
-        for ordinal in range(len(CHOSEN))
-        for offset in offsets
-    ]
+        there = destination.to(DEVICE)
+        if DEVICE == "cuda":
+            rows, parts = rows.pin_memory(), parts.pin_memory()
+        move_piece(words_of(source.to(DEVICE)), words_of(there), rows, words, parts, aligned=True)
+        destination.copy_(there)  # synchronizes
+    total: int = sum(parts.tolist()) % (1 << 64)
+    return total
 
 
 @pytest.mark.parametrize("how", ["reference", KERNEL])
-def test_there_and_back_with_the_wires_own_checksum(how: str) -> None:
-    pool, staging = random_bytes(BLOCKS, BLOCK_BYTES, seed=1), random_bytes(16, PIECE_BYTES, seed=2)
-    runs = whole_pieces(CHOSEN, BLOCK_BYTES, PIECE_BYTES, STAGING)
-    untouched = staging.clone()
-    sums = moved(how, pool, staging, runs)
-    checksum = PieceChecksum(PIECE_BYTES)
-    expected = []
-    for index, place in zip(STAGING, places(), strict=True):
-        data = pool[CHOSEN[place.ordinal], place.offset : place.offset + place.length]
-        assert torch.equal(staging[index, : place.length], data)
-        assert torch.equal(staging[index, place.length :], untouched[index, place.length :])
-        view = data.contiguous().numpy().data
-        expected.append(checksum.of(view, place.transfer, place.group, place.ordinal, place.offset))
-    assert piece_checksums(sums, places()) == expected
-    others = set(range(16)) - set(STAGING)
-    assert all(torch.equal(staging[index], untouched[index]) for index in others)
-
-    landed = random_bytes(BLOCKS, BLOCK_BYTES, seed=3)
-    kept = landed.clone()
-    assert torch.equal(moved(how, staging, landed, reversed_runs(runs)), sums)
-    for block in range(BLOCKS):
-        assert torch.equal(landed[block], pool[block] if block in CHOSEN else kept[block])
+def test_a_moved_piece_has_the_wires_own_checksum(how: str) -> None:
+    piece, pool = random_bytes(BYTES, seed=1), random_bytes(3, BYTES, seed=2)
+    kept = pool.clone()
+    found = moved(how, piece, pool, block=1)
+    assert found == PieceChecksum(BYTES).of(piece.numpy().data, *PLACE[:-1])
+    assert torch.equal(pool[1], piece)
+    assert torch.equal(pool[[0, 2]], kept[[0, 2]])
 
 
 @pytest.mark.parametrize("how", ["reference", KERNEL])
 def test_every_kind_of_damage_is_seen(how: str) -> None:
-    """One bit, two words that changed places, two pieces that did."""
-    runs = reversed_runs(whole_pieces([0, 1], 256, 256, [0, 1]))
-    staging, pool = random_bytes(2, 256, seed=5), torch.zeros(2, 256, dtype=torch.uint8)
-    at = [Place(9, 0, 0, 0, 256), Place(9, 0, 1, 0, 256)]
-
-    def checksums() -> list[int]:
-        return piece_checksums(moved(how, staging, pool, runs), at)
-
-    right = checksums()
-    dice = random.Random(6)
-    for bit in dice.sample(range(256 * 8), 6):
-        staging[0, bit // 8] ^= 1 << bit % 8
-        assert (checksums()[0] != right[0], checksums()[1] != right[1]) == (True, False)
-        staging[0, bit // 8] ^= 1 << bit % 8
-    words = staging.view(torch.int32)
-    words[0, [3, 40]] = words[0, [40, 3]]
-    assert checksums()[0] != right[0]
-    words[0, [3, 40]] = words[0, [40, 3]]
-    staging[[0, 1]] = staging[[1, 0]]
-    swapped = checksums()
-    assert swapped[0] != right[0]
-    assert swapped[1] != right[1]
+    """One bit, two words that changed places."""
+    piece, pool = random_bytes(256, seed=5), torch.zeros(1, 256, dtype=torch.uint8)
+    right = moved(how, piece, pool, 0)
+    for bit in random.Random(6).sample(range(256 * 8), 6):
+        piece[bit // 8] ^= 1 << bit % 8
+        assert moved(how, piece, pool, 0) != right
+        piece[bit // 8] ^= 1 << bit % 8
+    words = piece.view(torch.int32)
+    words[[3, 40]] = words[[40, 3]]
+    assert moved(how, piece, pool, 0) != right
+    words[[3, 40]] = words[[40, 3]]
+    assert moved(how, piece, pool, 0) == right
 
 
 def test_sizes_that_are_no_words() -> None:
-    with pytest.raises(ValueError, match="not whole words"):
-        whole_pieces([0], 10, 8, [0, 1])
     with pytest.raises(ValueError, match="cannot be moved"):
         words_of(torch.zeros(3, dtype=torch.uint8))

@@ -14,6 +14,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -190,6 +191,7 @@ class FakeDevice:
         self.zeros: list[Tensor] = []
         # From now on: no allocation, no other's memory.
         self.full = self.blind = False
+        self.launching: AbstractContextManager[object] = nullcontext()
         self._pump = pump
         self._peers = (name, *peers)
 

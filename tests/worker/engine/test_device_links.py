@@ -3,7 +3,6 @@ leaked."""
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,37 +13,16 @@ from baton.engine.executor.step_handle import ChunkResult, StepHandle
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.prefill_pb2 import FirstToken
-from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.sender.events import SenderEvent
 from kvtransfer.sender.transfer import Transfer, TransferState
 from services.common.config.worker import EngineConfig
 from services.worker.engine.prefill.reply import PrefillReply
 from services.worker.engine.startup.memory_plan import link_bytes
-from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.support.fake_device import FakeDevice, Pump
 from tests.worker.engine.engine_pair import Pair
 from tests.worker.engine.prefill.test_step_pipeline import LateStream
 from tests.worker.engine.stepped_engine import SteppedEngine
 from tests.worker.engine.test_prefix_cache import ask
-
-
-@pytest.fixture
-def devices() -> list[FakeDevice]:
-    """The fake devices of the engines, in the order of their starts."""
-    return []
-
-
-@pytest.fixture
-def pump(monkeypatch: pytest.MonkeyPatch, devices: list[FakeDevice]) -> Pump:
-    """The queue of the fake devices; each engine that is built from here on has one."""
-    pump, names = Pump(8), itertools.count()
-
-    def device_blocks(model: LoadedModel, transport: str) -> DeviceBlocks:
-        devices.append(FakeDevice(pump, f"fake:{next(names)}", ("fake:0", "fake:1")))
-        return DeviceBlocks(devices[-1], model.cache.ranks[0].storage)
-
-    monkeypatch.setattr("services.worker.engine.assembly.device_blocks", device_blocks)
-    return pump
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +10,9 @@ import pytest
 import torch
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.device.nccl import nccl_channel
-from kvtransfer.device.blocks import DeviceBlocks
-from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.config.transfer import TransferConfig, Transport
 from services.common.config.worker import EngineConfig, WorkerConfig
 from services.worker.engine.startup.link_setup import check_transport, nccl_links
-from services.worker.engine.startup.model_loader import LoadedModel
-from tests.kvtransfer.support.fake_device import FakeDevice, Pump
 from tests.kvtransfer.support.nccl_transport import WatchedEndpoint
 from tests.worker.engine.engine_pair import Pair
 from tests.worker.engine.stepped_engine import SteppedEngine
@@ -27,24 +21,10 @@ from tests.worker.engine.test_prefix_cache import ask
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, truth: SteppedEngine) -> list[WatchedEndpoint]:
-    """The NCCL links of the engines, in the order of their starts; each has a fake device. `truth` was
-    made before: its blocks are the host's."""
-    made: list[WatchedEndpoint] = []
-    pump, names = Pump(None), itertools.count()
-
-    def device(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks:
-        return DeviceBlocks(FakeDevice(pump, f"fake:{next(names)}"), model.cache.ranks[0].storage)
-
-    def links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint:
-        assert blocks is not None
-        made.append(WatchedEndpoint(blocks.device))
-        return made[-1]
-
-    monkeypatch.setattr("services.worker.engine.assembly.device_blocks", device)
-    monkeypatch.setattr("services.worker.engine.assembly.nccl_links", links)
-    monkeypatch.setattr(nccl_channel, "ABORT_TIMEOUT_S", 0.1)
-    return made
+def made(truth: SteppedEngine, nccl_doubles: list[WatchedEndpoint]) -> list[WatchedEndpoint]:
+    """The NCCL links of the engines, in the order of their starts. `truth` was made before: its blocks are
+    the host's."""
+    return nccl_doubles
 
 
 def pair_over(folder: Path, transport: Transport) -> Pair:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baton.device.shared_memory import SharedMemory
+from baton.device.streams.link_device import Mapped
 from baton.engine.prefix_cache.host_store import HostBlockStore
-from services.worker.engine.startup import model_loader, prefix_cache_setup
+from baton.v1.engine_pb2 import CancelCommand
+from kvtransfer.device.blocks import LinkBlocks
+from services.common.config.transfer import TransferConfig
+from services.worker.engine.startup import prefix_cache_setup
+from services.worker.engine.startup.link_setup import link_blocks
+from services.worker.engine.startup.model_loader import LoadedModel
 from tests.engine.local_engine import CONFIG
+from tests.kvtransfer.support.fake_device import FakeDevice, Pump
 from tests.worker.engine.engine_pair import BLOCK, Pair
 from tests.worker.engine.stepped_engine import SteppedEngine
 from tests.worker.engine.test_prefix_cache import ask, report, turn_while_the_disk_works
@@ -79,32 +89,127 @@ def test_a_handoff_between_any_splits_changes_no_token(
         pair.assert_free()
 
 
-@pytest.mark.multigpu
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_one_gpu_hands_over_to_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-    """Prompts on one, decode steps by graphs on two; those of a second prompt that begins alike find its
-    blocks there. In bfloat16 sums of two parts round otherwise, and tokens may differ behind the first."""
-    monkeypatch.setattr(model_loader, "SEVERAL_GPUS", True)
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG | FOUR_HEADS))
-    settings: dict[str, Any] = {
-        "checkpoint": tmp_path, "weights": "random", "device": "cuda", "dtype": dtype, "numerics": "exact",
-    }  # fmt: skip
-    alone = SteppedEngine(tmp_path, prefix_cache=False, **settings)
-    with (
-        contextlib.closing(alone),
-        contextlib.closing(Pair(tmp_path, source=dict(settings), tensor_parallel=2, **settings)) as pair,
-    ):
-        assert [rank.device.index for rank in pair.target.model.ranks] == [0, 1]
-        for length in (9, 23):
+LINKED = [
+    *((way, *split) for way, split in (("ipc", (2, 1)), ("nccl", (4, 2)))),
+    *(
+        pytest.param(way, *split, marks=pytest.mark.slow)
+        for way in ("ipc", "nccl")
+        for split in ((1, 4), (2, 1), (2, 2), (4, 2))
+        if (way, split) not in {("ipc", (2, 1)), ("nccl", (4, 2))}
+    ),
+]
+
+
+@pytest.mark.parametrize(("way", "source", "target"), LINKED)
+def test_devices_move_whole_blocks_between_any_splits(
+    tmp_path: Path,
+    case: dict[str, Any],
+    alone: SteppedEngine,
+    request: pytest.FixtureRequest,
+    way: str,
+    source: int,
+    target: int,
+) -> None:
+    """By kernels of each end's first device, some turns late, in the bytes of one device."""
+    pump: Pump | None = None
+    if way == "ipc":
+        pump = request.getfixturevalue("pump")
+    else:
+        request.getfixturevalue("nccl_doubles")
+    settings = {"transport": way, **case}
+    with contextlib.closing(
+        Pair(tmp_path, source={"tensor_parallel": source, **settings}, tensor_parallel=target, **settings)
+    ) as pair:
+        if pump is not None:
+            pair.each_turn = pump.some
+        for length in (1, 9, 23, 30):
             prompt = words(length, seed=length)
             wanted = ask(alone, prompt, most=10)[0]
             for again in range(2):
-                tokens, request = pair.generate(prompt, most=10)
-                assert request.resident == again * (length // BLOCK)
-                assert len(tokens) == len(wanted)
-                assert tokens[:1] == wanted[:1]
-                assert dtype == "bfloat16" or tokens == wanted
-        pair.assert_free()
+                tokens, asked = pair.generate(prompt, most=10)
+                assert (tokens, asked.resident) == (wanted, again * (length // BLOCK))
+                pair.assert_free()
+        (link,) = pair.source.engine.prefill.sender.links
+        assert link.transport == way
+        assert pump is None or pump.steps > 0, "the devices have done it"
+        sent = pair.source.engine.prefill.sender.counters
+        groups = alone.model.layout.groups
+        assert (
+            pair.report().bytes_received
+            == sent.bytes_shipped
+            == sum(
+                count * group.block_bytes for count, group in zip(sent.blocks_shipped, groups, strict=True)
+            )
+        )
+
+
+def test_a_cancelled_request_leaves_blocks_that_no_device_writes(
+    tmp_path: Path, case: dict[str, Any], alone: SteppedEngine, pump: Pump
+) -> None:
+    """Its blocks are another's at once, on all devices."""
+    dice = random.Random(5)
+    settings: dict[str, Any] = {"tensor_parallel": 2, **case}
+    with contextlib.closing(Pair(tmp_path, source=settings, **settings)) as pair:
+        pair.each_turn = pump.some
+        for seed in range(6):
+            cancelled = pair.begin(pair.reserve(words(30, seed), names=()))
+            for _ in range(dice.randint(1, 9)):
+                pair.source.play()
+                pair.target.play()
+            for end in (pair.target, pair.source)[: 1 + seed % 2]:
+                end.ask(cancel=CancelCommand(attempt=cancelled.attempt))
+            prompt = words(30, 100 + seed)
+            assert pair.generate(prompt)[0] == ask(alone, prompt)[0]
+            pair.run_until(lambda cancelled=cancelled: pair.ended(cancelled))  # type: ignore[misc]
+            pair.run_until(lambda: pump.idle() and not pair.source.engine.prefill.sender.pinned_blocks)
+            pair.run_until(lambda: not pair.target.receiving)
+            pair.assert_free()
+
+
+class Launching:
+    """What is held while steps are launched, and the threads that have held it."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        assert self._lock.acquire(timeout=10)
+        self.threads.append(threading.current_thread().name)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class Registering(FakeDevice):
+    """Knows which threads held `launching` when they mapped memory."""
+
+    def register(self, memory: SharedMemory) -> Mapped:
+        assert isinstance(self.launching, Launching)
+        assert self.launching.threads[-1] == threading.current_thread().name
+        return super().register(memory)
+
+
+def test_links_are_opened_between_launches_of_steps(
+    tmp_path: Path, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that maps memory may wait for a device, which may be waiting for the next launch."""
+    held, names, pump = Launching(), iter(("fake:0", "fake:1")), Pump(None)
+
+    def device_blocks(model: LoadedModel, transfer: TransferConfig) -> LinkBlocks:
+        device = Registering(pump, next(names), ("fake:0", "fake:1"))
+        device.launching = held
+        return link_blocks(device, model.cache)
+
+    monkeypatch.setattr("services.worker.engine.assembly.device_blocks", device_blocks)
+    settings: dict[str, Any] = {"tensor_parallel": 2, **case}
+    with contextlib.closing(Pair(tmp_path, source=settings, **settings)) as pair:
+        pair.generate(words(9), most=10)
+        here = threading.current_thread().name
+        assert held.threads.count("link-open") == 1
+        assert held.threads.count(here) >= 1 + pair.report().decode_steps
+        before = len(held.threads)
+    assert len(held.threads) == before + 1, "the link's memory is unmapped"
 
 
 def block_bytes(engine: SteppedEngine) -> int:

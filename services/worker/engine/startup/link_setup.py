@@ -1,12 +1,15 @@
-"""Sets up the links of a worker whose KV blocks are in a GPU's memory."""
+"""Sets up the links of a worker whose KV blocks are in the memory of GPUs."""
 
 from __future__ import annotations
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.device.nccl.nccl_library import Nccl
 from baton.device.streams.cuda_link_device import CudaLinkDevice
-from kvtransfer.device.blocks import DeviceBlocks
-from kvtransfer.device.mover import warm
+from baton.device.streams.link_device import LinkDevice
+from baton.engine.memory.kv_cache import BlockMemory
+from baton.engine.memory.split_cache import SplitKVCache
+from kvtransfer.device.blocks import DeviceBlocks, DividedBlocks, LinkBlocks
+from kvtransfer.device.movers import warm
 from kvtransfer.protocol.addresses import NCCL
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from kvtransfer.transports.registry import transports_of
@@ -31,14 +34,12 @@ def check_transport(config: WorkerConfig) -> None:
         raise _no_nccl(str(error)) from error
 
 
-def device_blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks | None:
-    """The KV blocks for links between GPUs; None where they are in host memory, are sent through it, or are
-    divided among several GPUs."""
-    several = len(model.ranks) > 1  # each of which has its heads of a block
-    if model.device.type != "cuda" or transfer.through_host or several:
+def device_blocks(model: LoadedModel, transfer: TransferConfig) -> LinkBlocks | None:
+    """The KV blocks for links between GPUs; None where they are in host memory or are sent through it."""
+    if model.device.type != "cuda" or transfer.through_host:
         return None
     try:
-        blocks = DeviceBlocks(CudaLinkDevice(model.device), model.cache.ranks[0].storage)
+        blocks = link_blocks(CudaLinkDevice(model.device, one_of_several=len(model.ranks) > 1), model.cache)
         warm(blocks)
         return blocks
     except (OSError, RuntimeError, AttributeError, ValueError) as error:
@@ -46,7 +47,15 @@ def device_blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks 
         return None
 
 
-def nccl_links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint | None:
+def link_blocks(device: LinkDevice, cache: BlockMemory) -> LinkBlocks:
+    """A worker's blocks as its links use them. `device`: the first of its devices. ValueError for blocks that
+    are not whole words."""
+    if isinstance(cache, SplitKVCache):
+        return DividedBlocks(device, cache.heads)
+    return DeviceBlocks(device, cache.ranks[0].storage)
+
+
+def nccl_links(blocks: LinkBlocks | None, transport: str) -> NcclEndpoint | None:
     """Creates the part that this process's NCCL links share; None if NCCL cannot be used or `transport`
     excludes it. Raises BatonError(INVALID) if `transport` demands it and it cannot be used."""
     if NCCL not in transports_of(transport):

@@ -1,0 +1,125 @@
+"""Workers of one GPU and of two hand over to each other over every transport: the tokens of one GPU. To be
+run with CUDA_MODULE_LOADING=EAGER, as `make prove-gpus` does: engines of several devices have it.
+
+Where a worker of two computes prompts, and in bfloat16, sums of two parts round otherwise than one device's:
+there tokens are compared with those of a worker of two that does both. A prompt that comes again finds its
+blocks at its decode worker, whatever split computed them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.common.config.transfer import Transport
+from services.worker.engine.startup import model_loader
+from tests.engine.local_engine import CONFIG
+from tests.worker.engine.engine_pair import BLOCK, Pair
+from tests.worker.engine.stepped_engine import SteppedEngine
+from tests.worker.engine.test_prefix_cache import ask
+from tests.worker.engine.test_quantised_cache import words
+from tests.worker.engine.test_several_devices import FOUR_HEADS, WINDOWS
+
+pytestmark = pytest.mark.multigpu
+
+# Their first devices differ: NCCL connects no GPU with itself.
+SENDERS, RECEIVERS = {1: (1,), 2: (1, 0)}, {1: (0,), 2: (0, 1)}
+
+
+def settings_of(folder: Path, **more: Any) -> dict[str, Any]:
+    (folder / "config.json").write_text(json.dumps(CONFIG | FOUR_HEADS | WINDOWS))
+    return {
+        "checkpoint": folder, "weights": "random", "device": "cuda", "dtype": "float32", "numerics": "exact",
+        **more,
+    }  # fmt: skip
+
+
+def devices(count: int, where: dict[int, tuple[int, ...]]) -> dict[str, Any]:
+    return {"tensor_parallel": count, "device_indexes": where[count]}
+
+
+@pytest.fixture(autouse=True)
+def several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_loader, "SEVERAL_GPUS", True)
+
+
+@pytest.mark.parametrize(("source", "target"), [(1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize("transport", ["grpc", "ipc", "nccl"])
+def test_handoffs_change_no_token(tmp_path: Path, transport: Transport, source: int, target: int) -> None:
+    """In float32 the tokens are those of one GPU; a window's blocks, and others', go whole."""
+    settings = settings_of(tmp_path, transport=transport)
+    alone = SteppedEngine(tmp_path, prefix_cache=False, **settings)
+    with (
+        contextlib.closing(alone),
+        contextlib.closing(
+            Pair(
+                tmp_path,
+                source={**settings, **devices(source, SENDERS)},
+                **settings,
+                **devices(target, RECEIVERS),
+            )
+        ) as pair,
+    ):
+        assert [rank.device.index for rank in pair.target.model.ranks] == list(RECEIVERS[target])
+        for length in (9, 23, 70):
+            prompt = words(length, seed=length)
+            wanted = ask(alone, prompt, most=10)[0]
+            for again in range(2):
+                tokens, request = pair.generate(prompt, most=10)
+                assert (tokens, request.resident) == (wanted, again * (length // BLOCK))
+        (link,) = pair.source.engine.prefill.sender.links
+        assert link.transport == transport
+        sent = pair.source.engine.prefill.sender.counters
+        assert (
+            pair.report().bytes_received
+            == sent.bytes_shipped
+            == sum(
+                count * group.block_bytes
+                for count, group in zip(sent.blocks_shipped, alone.model.layout.groups, strict=True)
+            )
+        )
+        pair.assert_free()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
+def test_a_handoff_to_two_in_fewer_bits(tmp_path: Path, dtype: str) -> None:
+    """The first token is that of the GPU that computed the prompt."""
+    cache = {"kv_dtype": "fp8"} if dtype == "fp8" else {}
+    numerics = "fast" if dtype == "fp8" else "exact"
+    settings = settings_of(tmp_path) | {"dtype": "bfloat16", "numerics": numerics, **cache}
+    alone = SteppedEngine(tmp_path, prefix_cache=False, **settings)
+    with (
+        contextlib.closing(alone),
+        contextlib.closing(
+            Pair(tmp_path, source=dict(settings), **settings, **devices(2, RECEIVERS))
+        ) as pair,
+    ):
+        for length in (9, 23):
+            prompt = words(length, seed=length)
+            wanted = ask(alone, prompt, most=10)[0]
+            for again in range(2):
+                tokens, request = pair.generate(prompt, most=10)
+                assert request.resident == again * (length // BLOCK)
+                assert len(tokens) == len(wanted)
+                assert tokens[:1] == wanted[:1]
+        pair.assert_free()
+
+
+def test_a_sequence_that_two_gpus_swapped_out_goes_on(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    alone = SteppedEngine(tmp_path, prefix_cache=False, **settings)
+    pair = Pair(
+        tmp_path, source=dict(settings), kv_blocks=25, reserve_output_tokens=4, host_kv_mb=1,
+        **settings, **devices(2, RECEIVERS),
+    )  # fmt: skip
+    with contextlib.closing(alone), contextlib.closing(pair):
+        requests = [pair.begin(pair.reserve(words(20, seed=seed), 60), 60) for seed in (9, 8)]
+        pair.run_until(lambda: all(map(pair.ended, requests)))
+        assert pair.report().sequences_swapped_out > 0
+        for request in requests:
+            assert pair.tokens(request) == ask(alone, request.prompt, most=60)[0]
+        pair.assert_free()
