@@ -1,3 +1,3 @@
-"""How Baton is deployed and released: images, the Helm chart, releases. Not installed; imported by its tests
+"""Deployment and release of Baton: images, the Helm chart, releases. Not installed; imported by its tests
 alone.
 """

@@ -54,7 +54,7 @@ DOCSTRING_PHRASES = {
     "nobody": "no caller, no process",
     "whoever": "the caller that",
 }
-PACKAGES = ("baton", "services", "kvtransfer", "loadgen", "models", "tools", "bench")
+PACKAGES = ("baton", "services", "kvtransfer", "loadgen", "models", "tools", "bench", "deploy")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -106,26 +106,51 @@ def _docstrings(node: ast.Module | ast.ClassDef, inside: str) -> Iterator[tuple[
             yield name, text
 
 
+def _all_docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Docstrings of a module and of all that it defines, at any depth, with the lines of their owners."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if text := ast.get_docstring(node):
+            yield str(getattr(node, "lineno", 1)), text
+
+
+def _opening(text: str) -> list[str]:
+    """The fault of a docstring's first word, if it has one."""
+    opening = re.match(rf"({'|'.join(DOCSTRING_OPENINGS)})\b", text, re.IGNORECASE)
+    return [f"begins with {opening[0]}"] if opening else []
+
+
 def _faults(text: str) -> list[str]:
     """What a reader who sees nothing but this docstring would stumble over."""
-    opening = re.match(rf"({'|'.join(DOCSTRING_OPENINGS)})\b", text, re.IGNORECASE)
     words = " ".join(text.lower().split())
     phrases = [f"{phrase}: {term}" for phrase, term in DOCSTRING_PHRASES.items() if phrase in words]
     short = ["fewer than five words"] if len(text.split()) < 5 else []
-    return ([f"begins with {opening[0]}"] if opening else []) + short + phrases
+    return _opening(text) + short + phrases
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_docstrings_stand_alone(package: str) -> None:
-    files = [one for one in (ROOT / package).rglob("*.py") if "_pb2" not in one.name]
+    trees = {
+        str(file.relative_to(ROOT)): ast.parse(file.read_text("utf-8"))
+        for file in sorted((ROOT / package).rglob("*.py"))
+        if "_pb2" not in file.name
+    }
     found = [
         (name, faults)
-        for file in sorted(files)
-        for name, text in _docstrings(ast.parse(file.read_text("utf-8")), str(file.relative_to(ROOT)))
+        for file, tree in trees.items()
+        for name, text in _docstrings(tree, file)
         if (faults := _faults(text))
     ]
-    assert files
+    openings = [
+        (f"{file}:{line}", fault)
+        for file, tree in trees.items()
+        for line, text in _all_docstrings(tree)
+        for fault in _opening(text)
+    ]
+    assert trees
     assert found == []
+    assert openings == [], "those of non-public ones count too"
 
 
 def test_docstrings_with_faults_are_found() -> None:
@@ -148,3 +173,5 @@ class Backlog:
     assert found["file Backlog add"] == ["fewer than five words"]
     assert found["file Backlog total"] == []
     assert len(found) == 3
+    openings = {line: _opening(text) for line, text in _all_docstrings(ast.parse(source))}
+    assert openings == {"2": ["begins with Of"], "5": [], "8": [], "11": ["begins with Its"]}

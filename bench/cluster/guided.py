@@ -115,7 +115,7 @@ async def _rounds(stub: RouterServiceStub, arguments: argparse.Namespace) -> lis
 async def _burst(
     stub: RouterServiceStub, free: int, guided: int, length: int, seed: int
 ) -> tuple[float, float]:
-    """So many streams at once; the mean TPOT in ms of the free and of the guided ones, 0 where there are
+    """Runs `free` and `guided` streams at once; returns the mean TPOT in ms of either kind, 0 where there are
     none."""
     tpots = await asyncio.gather(
         *(_stream(stub, number, number >= free, length, seed) for number in range(free + guided))

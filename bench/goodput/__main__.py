@@ -224,7 +224,7 @@ async def compare(
 async def _results(
     plan: Plan, arms: Sequence[Arm], setup: Setup, gpus: list[str], at_once: bool
 ) -> list[list[Curve] | str]:
-    """Of each arm its curves, or why it was skipped."""
+    """Returns the curves of each arm, or the reason why it was skipped."""
     pool = GpuPool(gpus)
 
     async def one(arm: Arm) -> list[Curve] | str:
@@ -275,7 +275,7 @@ async def measure_arm(plan: Plan, arm: Arm, setup: Setup, gpus: Sequence[str]) -
 
 
 async def _overloads(plan: Plan, arm: Arm, target: Target) -> list[Overload]:
-    """What the overload showed, by each limit; empty where none is asked for."""
+    """Runs the overload and judges it by each limit; returns nothing where none is asked for."""
     if plan.overload is None:
         return []
     seed = plan.seed + _SEED_STEP * len(plan.rates)

@@ -162,7 +162,7 @@ class Bench:
                 clients.end()
 
     def _window(self, running: Router, workers: Workers, clients: Clients) -> dict[str, Any]:
-        """What happens within the measured seconds."""
+        """Counts and processor time of the measured seconds."""
         names = {f"router{pid}": pid for pid in running.pids}
         names |= {f"clients{pid}": pid for pid in clients.pids} | {"workers": workers.pid}
         clients.reset()

@@ -188,7 +188,8 @@ class DecodingEnd:
             self._wait(self._poll_s())
 
     def _between_layers(self) -> None:
-        """Within a step that the host computes: a device's own steps are never interrupted."""
+        """Receives pieces between the layers of a step that the host computes; a device's own steps are never
+        interrupted."""
         self.receiver.progress(_PIECES_BETWEEN_LAYERS)
 
     def _poll_s(self) -> float:

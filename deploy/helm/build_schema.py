@@ -42,7 +42,7 @@ _DROPPED = ("title", "default", "format", "who", "unit", "flag")
 
 
 def build() -> str:
-    """The text of values.schema.json."""
+    """Returns the text of values.schema.json."""
     types: dict[str, Any] = {}
     for name in ("types", "roles", "parts"):
         types |= yaml.safe_load((SOURCES / f"{name}.yaml").read_text(encoding="utf-8"))

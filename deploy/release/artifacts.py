@@ -1,5 +1,5 @@
-"""What a release has besides images: wheel, sdist, packaged chart, bills of materials (CycloneDX), checksums.
-Each is built from the files that git tracks.
+"""Artifacts of a release besides images: wheel, sdist, packaged chart, bills of materials (CycloneDX),
+checksums. Each is built from the files that git tracks.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def chart(source: Path, out: Path) -> Path:
 
 
 def bill_of_materials(source: Path, image: str, version: str, out: Path, time: str) -> Path:
-    """What pip installs into an image, with hashes, as CycloneDX JSON. The image's own attestation has the
-    packages of its base too.
+    """Writes the packages that pip installs into an image, with hashes, as CycloneDX JSON. The image's own
+    attestation has the packages of its base too.
     """
     file = out / f"baton-{image}-{version}.cdx.json"
     locked = source / "deploy" / "docker" / f"requirements-{image}.txt"

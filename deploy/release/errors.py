@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class ReleaseError(Exception):
-    """Nothing can be released: a wrong version, a program that is missing."""
+    """A release that cannot be made: its version is wrong, or a program is missing."""
 
 
 def exit_code(work: Callable[[], None]) -> int:

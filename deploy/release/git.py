@@ -1,4 +1,4 @@
-"""What git knows of the sources of a release."""
+"""The sources of a release as git knows them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _ASK_S, _BUILD_S = 120, 3 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What is the same for all images of a release."""
+    """Settings that all images of a release share."""
 
     version: str
     out: Path

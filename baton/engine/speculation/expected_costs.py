@@ -41,7 +41,7 @@ def costs_by_sequences(
     share = (tokens_a_step - 1) / (mean - 1) if mean > 1 else 1.0
 
     def step_s(sequences: int) -> float:
-        """Such that over `tokens_a_step` it is the time from a token to the next."""
+        """Returns the seconds of a step that, over `tokens_a_step`, are the time between two tokens."""
         rows, tokens = expected(sequences)
         seconds = costs.decode_s(sequences, sequences * context_tokens, rows)
         return seconds * tokens_a_step / (1 + share * (tokens - 1))
