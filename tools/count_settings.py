@@ -6,6 +6,8 @@ classes     pydantic models under services/common/config, base included
 readers     modules of services/cli and services/common/config that parse YAML or validate a model
 of up       settings of `baton up`: leaves of its tree
 of files    settings of all configuration files of processes together: leaves of all trees
+role flags  flags that set a key of `engine_of_role` for the workers of one role; such a key is none of these
+            settings, as `engine_of_role` is one whose keys are those of `engine`
 
 Read from the source alone, so that a commit of another layout can be counted; without a commit, HEAD.
 A field that is made by `fixed` is no setting: no file can have it.
@@ -54,6 +56,7 @@ def count(commit: str) -> dict[str, int]:
         "readers": sum(_reads(tree) for tree in sources.values()),
         "of up": len(trees[0] if "UpConfig" in models else set(filter(_is_of_up, trees[0]))),
         "of files": len(set[str]().union(*trees)),
+        "role flags": sum(map(_role_flags, sources.values())),
     }
 
 
@@ -95,6 +98,16 @@ def _leaves(models: Models, name: str, prefix: str = "") -> Iterator[str]:
 
 def _is_fixed(value: ast.expr | None) -> bool:
     return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "fixed"
+
+
+def _role_flags(tree: ast.Module) -> int:
+    """Length of the dict `ROLE_FLAGS`, where a module defines it."""
+    return sum(
+        len(node.value.keys)
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict)
+        and isinstance(node.target, ast.Name) and node.target.id == "ROLE_FLAGS"
+    )  # fmt: skip
 
 
 def _is_of_up(path: str) -> bool:

@@ -35,7 +35,7 @@ class AdminPorts:
         machines can reach AdminService without a secret."""
         self._config = config
         self._addresses = addresses
-        options = public_options(ADMIN_LIMITS, ADMIN_LIMITS.max_grpc_connections, _MESSAGE_BYTES)
+        options = public_options(ADMIN_LIMITS, ADMIN_LIMITS.grpc_connections, _MESSAGE_BYTES)
         self.grpc = GrpcServer([ADMIN_SERVICE_NAME], admin_secret(config), "admin", options)
         service.register(self.grpc.server)
         self.http = HttpServer(app, Connections(ADMIN_LIMITS), config.allowed_hosts, trace_of=trace_of)

@@ -88,6 +88,7 @@ class Router:
         self.keys = configured_keys(config, self.audit)
         self._leases: QuotaLeases | None = None
         info = ModelInfo.load(Path(config.model), byte_tokenizer=config.byte_tokenizer)
+        self._max_body_bytes = config.max_body_bytes or default_max_body_bytes(info.limits.max_positions)
         self._assemble_workers(info)
         self._assemble_requests(info)
         self._background: list[asyncio.Task[None]] = []
@@ -102,7 +103,7 @@ class Router:
     def _assemble_workers(self, info: ModelInfo) -> None:
         """Assembles the known workers, and the queue for them."""
         config = self._config
-        self.store = Store(config.state, config.stored_responses)
+        self.store = Store(config.state, config.stored_responses, self._max_body_bytes)
         self.cancels = Cancels()
         certificates = configured_certificates(config)
         directory = Directory(
@@ -134,10 +135,10 @@ class Router:
     def _assemble_requests(self, info: ModelInfo) -> None:
         """Admission and lifecycle of requests."""
         config = self._config
-        self._max_body_bytes = config.max_body_bytes or default_max_body_bytes(info.limits.max_positions)
+        job_bytes = self._max_body_bytes + self.store.most_response_bytes  # a body, and what it continues
         self.tokenizer = TokenizerPool(
             ModelTokenizer(Path(config.model), info, bytes_only=config.byte_tokenizer),
-            HelperProcesses(helper_settings(config.model, config.byte_tokenizer, self._max_body_bytes)),
+            HelperProcesses(helper_settings(config.model, config.byte_tokenizer, job_bytes)),
             config.tokenizer_threads,
             config.max_waiting,
         )
@@ -245,7 +246,7 @@ class Router:
             tls = public_grpc_tls(config.public_tls, files)
         self.grpc = GrpcServer(
             [SERVICE_NAME],
-            options=public_options(limits, limits.max_grpc_connections, self._max_body_bytes),
+            options=public_options(limits, limits.grpc_connections, self._max_body_bytes),
             interceptors=[GrpcCalls(arrived), *([GrpcAuth(self.keys)] if self.keys else [])],
             tls=tls,
             shares_port=config.member is not None,

@@ -82,13 +82,13 @@ def test_engine_settings_of_a_role_go_before_the_common_ones() -> None:
     assert prefill == {
         "dtype": "bf16",
         "gpu_memory": 0.9,
+        "max_context_tokens": 1048576,
         "chunk_tokens": 4096,
         "kernel_cache": "/var/cache/baton/kernels",
     }
     assert decode["slots"] == 128
     assert rendered.config("decode")["transfer"] == {
         "transport": "nccl",
-        "piece_bytes": 1048576,
         "transfer_port": 50100,
         "frames_port": 50140,
     }

@@ -58,7 +58,11 @@ def worker_config(settings: Settings, role: Role, **own: Any) -> WorkerConfig:  
         "log_level": settings.log_level,
     } | own
     try:
-        return WorkerConfig(**({"engine": settings.engine_of(role)} | values))
+        engine = settings.engine_of(role)
+    except ValidationError as error:
+        raise invalid(first_problem(error, f"engine_of_role.{role}")) from None
+    try:
+        return WorkerConfig(**({"engine": engine} | values))
     except ValidationError as error:
         raise invalid(first_problem(error)) from None
 

@@ -48,7 +48,10 @@ class ConnectionLimits(StrictModel):
         5.0, "it is 5 s after the request's deadline, enough to read what is buffered"
     )
     max_connections: int = setting(
-        4096, "open HTTP connections, see [below](#connections-at-the-limit)", ge=8
+        4096,
+        "open HTTP connections, see [below](#connections-at-the-limit); over gRPC a quarter as many, and "
+        "further ones are closed at once",
+        ge=8,
     )
     max_connections_per_address: PositiveInt | None = setting(
         None,
@@ -56,15 +59,20 @@ class ConnectionLimits(StrictModel):
         "set it to `max_connections`",
         unit="connections",
     )
-    max_grpc_connections: int = setting(1024, "open gRPC connections; further ones are closed at once", ge=8)
-    max_unread_mb: PositiveInt = setting(
-        256,
-        "memory for output that no client has read yet; beyond it the request with the most fails",
-        unit="MiB",
+    max_grpc_connections: int | None = fixed(
+        None, "it is a quarter of max_connections; further ones are closed at once", ge=8
+    )
+    max_unread_mb: PositiveInt = fixed(
+        256, "it is 256 MiB for output that no client has read; beyond it the request with the most fails"
     )
     max_buffered_body_mb: int = fixed(
         256, "it is 256 MiB; beyond it the connection with the most of one gets 503"
     )
+
+    @property
+    def grpc_connections(self) -> int:
+        """Open gRPC connections; further ones are closed at once."""
+        return self.max_grpc_connections or max(8, self.max_connections // 4)
 
 
 class ResponseStorage(StrictModel):
@@ -77,17 +85,23 @@ class ResponseStorage(StrictModel):
         ge=1,
         le=31 * 86400,
     )
-    max_kb: int = setting(
-        1024,
-        "largest response together with the conversation before it; a larger one is not stored",
+    max_kb: int | None = fixed(
+        None,
+        "it is as much as a body may have, 1 MiB plus 16 bytes for each token of the context, within "
+        "max_mb_per_tenant",
         ge=1,
-        le=16384,
     )
     max_mb_per_tenant: PositiveInt = setting(
         64,
         "memory in Redis for responses of one tenant, or without tenants of all; the oldest are deleted",
         unit="MiB",
     )
+
+    def most_bytes(self, max_body_bytes: int) -> int:
+        """The largest response that is stored, together with the conversation before it, where bodies have at
+        most `max_body_bytes`; 0: none are."""
+        most = max_body_bytes if self.max_kb is None else self.max_kb << 10
+        return 0 if self.ttl_s is None else min(most, self.max_mb_per_tenant << 20)
 
 
 class RouterSettings(StrictModel):

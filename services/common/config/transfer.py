@@ -28,25 +28,21 @@ class TransferConfig(StrictModel):
         who="experts",
         flag=True,
     )
-    piece_bytes: int = setting(
+    piece_bytes: int = fixed(
         1024 * 1024,
-        "size of the pieces in which blocks are sent through host memory",
-        who="experts",
+        "it is 1 MiB, or a block where that is smaller: smaller pieces only make more messages",
         ge=4096,
         le=1024 * 1024,
     )
-    window_pieces: int = setting(
+    window_pieces: int = fixed(
         32,
-        "staging pieces at the receiver of a link; more of them fill a longer or faster network",
-        who="experts",
+        "it is 32, together up to 32 MiB for each link: more than a network of 25 GB/s carries in 1 ms",
         ge=2,
         le=65536,
     )
-    max_links: int = setting(
+    max_links: int = fixed(
         256,
-        "most links of a decode worker with senders; through the host those beyond 64 have an eighth of the "
-        "staging pieces",
-        who="experts",
+        "it is 256 senders to a decode worker; through the host those beyond 64 have fewer staging pieces",
         ge=1,
         le=4096,
     )

@@ -238,11 +238,8 @@ class EngineConfig(StrictModel):
     host_kv_mb: NonNegativeInt = setting(
         512, "host memory for KV of swapped-out sequences; 0: they are preempted, and computed again"
     )
-    reserve_output_tokens: PositiveInt | None = setting(
-        None,
-        "output tokens that a sequence has KV blocks for at first; unset: what nine of ten recent requests "
-        "needed",
-        who="experts",
+    reserve_output_tokens: PositiveInt | None = fixed(
+        None, "KV blocks are reserved for as many output tokens as nine of ten recent requests needed"
     )
     prefix_cache: bool = setting(True, "reuse the KV blocks of prompts that begin alike", who="experts")
     prefix_host_mb: NonNegativeInt = setting(

@@ -46,7 +46,11 @@ class StoredResponses:
     RATE_LIMITED where too many calls read.
     """
 
-    def __init__(self, store: ResponseStore, limits: ResponseStorage, settle_s: float = SETTLE_S) -> None:
+    def __init__(
+        self, store: ResponseStore, limits: ResponseStorage, most_bytes: int, settle_s: float = SETTLE_S
+    ) -> None:
+        """`most_bytes`: of a response with the conversation before it; larger ones are not stored."""
+        self._most_bytes = most_bytes
         self._settle_s = settle_s
         self._store = store
         self._limits = limits
@@ -67,18 +71,18 @@ class StoredResponses:
 
     def check(self, items: Sized) -> None:
         """Raises FieldError where the items of a conversation, as JSON, are too large to be stored."""
-        most = self._limits.max_kb * 1024
-        if len(items) > most:
+        if len(items) > self._most_bytes:
             raise FieldError(
-                f"a stored conversation has at most {most} bytes, this one {len(items)}: send `store: false`",
+                f"a stored conversation has at most {self._most_bytes} bytes, this one {len(items)}: send "
+                "`store: false`",
                 param="store",
                 code="response_too_large",
             )
 
     def keep(self, response_id: str, response: StoredResponse) -> None:
         """Stores a response that has ended, of the present caller. Returns at once and never fails."""
-        if len(response) > self._limits.max_kb * 1024:
-            self._not_kept("too_large", "larger than router.stored_responses.max_kb")
+        if len(response) > self._most_bytes:
+            self._not_kept("too_large", f"it has {len(response)} bytes, of at most {self._most_bytes}")
         elif len(self._pending) >= MAX_PENDING or self.pending_bytes + len(response) > MAX_PENDING_BYTES:
             self._not_kept("dropped", "too many wait to be stored")
         else:

@@ -19,7 +19,7 @@ _SPARE = 1024
 ADMIN_LIMITS = ConnectionLimits(
     max_connections=16, max_connections_per_address=16, max_grpc_connections=16, max_buffered_body_mb=1
 )
-_ADMIN = ADMIN_LIMITS.max_connections + ADMIN_LIMITS.max_grpc_connections + RESERVE
+_ADMIN = ADMIN_LIMITS.max_connections + ADMIN_LIMITS.grpc_connections + RESERVE
 _LEAST_CONNECTIONS = 16
 
 _log = get_log("router")
@@ -28,7 +28,7 @@ _log = get_log("router")
 def raise_descriptor_limit(limits: ConnectionLimits) -> None:
     """Raises the soft limit to what the configured connections need, as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.max_connections + limits.max_grpc_connections + RESERVE + _ADMIN + _SPARE
+    wanted = limits.max_connections + limits.grpc_connections + RESERVE + _ADMIN + _SPARE
     if soft != resource.RLIM_INFINITY and soft < wanted:
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -38,7 +38,7 @@ def within_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
     """The configured limits, with fewer connections if the descriptor limit is low; BatonError(INVALID) if it
     is too low to serve."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.max_connections + limits.max_grpc_connections
+    wanted = limits.max_connections + limits.grpc_connections
     spare = RESERVE + _ADMIN + min(_SPARE, soft // 3)
     if soft == resource.RLIM_INFINITY or wanted + spare <= soft:
         return limits
@@ -46,6 +46,6 @@ def within_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
     if left < _LEAST_CONNECTIONS:
         raise BatonError(ErrorKind.INVALID, f"a limit of {soft} open files is too low for the router")
     http = max(1, left * limits.max_connections // wanted)
-    grpc = max(1, left * limits.max_grpc_connections // wanted)
+    grpc = max(1, left * limits.grpc_connections // wanted)
     _log.warning("descriptor_limit_low", limit=soft, http_connections=http, grpc_connections=grpc)
     return limits.model_copy(update={"max_connections": http, "max_grpc_connections": grpc})

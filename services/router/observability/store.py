@@ -28,8 +28,11 @@ class Store:
     """The state store of a router, constructed on a running event loop; `close` ends it. BatonError(INVALID)
     if the URL is invalid, or responses are to be stored where they could not be read again."""
 
-    def __init__(self, config: StateConfig | None, storage: ResponseStorage | None = None) -> None:
-        """`storage`: whether and how responses are stored; None: they are not."""
+    def __init__(
+        self, config: StateConfig | None, storage: ResponseStorage | None = None, max_body_bytes: int = 0
+    ) -> None:
+        """`storage`: whether and how responses are stored, where bodies of requests have at most
+        `max_body_bytes`; None: they are not."""
         self._config = config
         key = bytes.fromhex(config.journal_key) if config and config.journal_key else None
         self.state = (
@@ -42,6 +45,8 @@ class Store:
             if config
             else None
         )
+        # Of one with the conversation before it; 0: none are stored.
+        self.most_response_bytes = storage.most_bytes(max_body_bytes) if storage else 0
         self.responses = self._stored_responses(storage) if storage and storage.ttl_s else None
         # How often the parent has restarted the embedded server.
         self.restarts = 0
@@ -109,7 +114,7 @@ class Store:
                 "router.stored_responses.ttl_s needs state.journal_key_file, which encrypts the responses"
             )
             raise BatonError(ErrorKind.INVALID, message)
-        return StoredResponses(self.state.responses, storage)
+        return StoredResponses(self.state.responses, storage, self.most_response_bytes)
 
     async def _open(self, journal: Journal) -> int | None:
         try:

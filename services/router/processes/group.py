@@ -196,7 +196,7 @@ def _member(config: RouterConfig, index: int, folder: str) -> RouterConfig:
                 update={
                     "max_connections": share(limits.max_connections, 8),
                     "max_connections_per_address": None if per_address is None else share(per_address),
-                    "max_grpc_connections": share(limits.max_grpc_connections, 8),
+                    "max_grpc_connections": share(limits.grpc_connections, 8),
                     "max_unread_mb": share(limits.max_unread_mb),
                     "max_buffered_body_mb": share(limits.max_buffered_body_mb),
                 }

@@ -192,6 +192,10 @@ def test_roles_have_devices_of_their_own(tmp_path: Path) -> None:
     assert devices("-c", str(file), "--decode-tensor-parallel", "1")["decode"] == 1
     with pytest.raises(BatonError, match="tensor_parallel 4 needs speculation off so far"):
         devices(*roles[:2], "--speculation", "lookup")
+    with pytest.raises(BatonError) as refused:
+        devices("--prefill-tensor-parallel", "0")
+    key = "engine_of_role.prefill.tensor_parallel (--prefill-tensor-parallel)"
+    assert refused.value.message == f"{key} is '0': input should be greater than 0"
 
 
 def test_baton_worker_has_transfer_flags() -> None:

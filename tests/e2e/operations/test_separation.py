@@ -74,7 +74,7 @@ def cluster(request: pytest.FixtureRequest, model: Path, dropping: Path) -> Iter
             count,
             "--decode",
             count,
-            config=CUT.config,
+            fixed=CUT.fixed,
             program=program("tests.e2e.support.tampered"),
         ) as running:
             yield running
@@ -122,7 +122,7 @@ async def test_the_report_shows_what_a_running_request_holds(cluster: Cluster) -
         # The last token's own KV is never computed.
         assert held.load.blocks - held.load.free_blocks == blocks_of([100 + 1900 - 1])
         assert held.links
-        assert all(link.credited_pieces == link.window_pieces for link in held.links)
+        assert all(link.credited_pieces == link.window_pieces == CUT.window_pieces for link in held.links)
         call.cancel()
         await assert_all_free(cluster, 1.0)
 

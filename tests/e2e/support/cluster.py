@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import selectors
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ from baton.v1.worker_pb2 import IntegrityReport
 from bench.processes import first_gpu
 from services.common.processes.process_tree import descendants as descendants
 from services.common.rpc.internal_rpc import internal_channel
+from tests.e2e.support import fixed_values
 
 if TYPE_CHECKING:  # the class is in the stub file only
     from baton.v1.admin_pb2_grpc import AdminServiceAsyncStub
@@ -205,11 +207,13 @@ def baton_up(
     ray: str = WITHOUT_RAY,
     every_gpu: bool = False,
     secret: str = CLUSTER_SECRET,
+    fixed: Mapping[str, object] | None = None,
 ) -> Iterator[Cluster]:
     """Starts a cluster on free ports and stops it, checking that it ends well and leaves no process. Without
     Ray, unless a test is about that (`ray`: an address; empty: the default): it is supervised alike, and
-    ready seconds earlier. It sees one GPU, or `every_gpu` there is."""
-    options: Any = {"ray": ray, "every_gpu": every_gpu, "secret": secret}
+    ready seconds earlier. It sees one GPU, or `every_gpu` there is. `fixed`: values by path for what is no
+    setting."""
+    options: Any = {"ray": ray, "every_gpu": every_gpu, "secret": secret, "fixed": fixed}
     with starting_up(model, *flags, config=config, program=program, **options) as (process, log):
         ready = _ready(process, log)
         yield Cluster(process, ready["grpc"], ready["http"], ready["admin"], log)
@@ -224,10 +228,13 @@ def starting_up(
     ray: str = WITHOUT_RAY,
     every_gpu: bool = False,
     secret: str = CLUSTER_SECRET,
+    fixed: Mapping[str, object] | None = None,
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """`baton_up` that does not wait for READY: the process, and the file that its logs go to."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
+        if fixed and program == BATON:
+            program = fixed_values.PROGRAM
         arguments = [*program, "up", "--model", str(model)]
         arguments += ["--served-model-name", MODEL, "--http-port", "0", "--grpc-port", "0"]
         arguments += [*(("--ray-address", ray) if ray else ()), *flags]
@@ -249,6 +256,9 @@ def starting_up(
                     **({} if every_gpu else first_gpu()),
                     "OMP_NUM_THREADS": "1",
                     "BATON_CLUSTER_SECRET": secret,
+                    fixed_values.VARIABLE: json.dumps(
+                        {path: str(one) for path, one in (fixed or {}).items()}
+                    ),
                 },
             )
         try:

@@ -20,6 +20,7 @@ from services.cli.up.command import up
 from services.cli.up.local_cluster import Programs
 from services.cli.up.model_folder import with_model
 from services.cli.up.settings import load
+from tests.e2e.support.fixed_values import fixed_values
 
 
 def program(module: str) -> tuple[str, ...]:
@@ -28,7 +29,7 @@ def program(module: str) -> tuple[str, ...]:
 
 
 def run_up(module: str) -> int:
-    config, model = with_model(load(parse(sys.argv[1:]), os.environ))
+    config, model = with_model(load(parse(sys.argv[1:]), os.environ, fixed_values()))
     return asyncio.run(up(config, model, Programs(worker=(*program(module), "worker"))))
 
 

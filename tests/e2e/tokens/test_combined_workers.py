@@ -35,8 +35,7 @@ async def prove(number: int, workers: tuple[str, ...], size: Size, folder: Path)
     cut = CUTS[number % len(CUTS)]
     asks = make_asks(cut, size)
     flags = [*workers, "--both-receives", *cut.flags, "--dtype", "float64", "--numerics", "exact"]
-    config = f"{cut.config.rstrip()[:-1]}, both_receives: true}}\n"
-    with baton_up(folder, *flags, config=config) as cluster:
+    with baton_up(folder, *flags, fixed=cut.fixed) as cluster:
         async with cluster.stub() as stub, cluster.http() as client:
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             answers = await ask_both_apis(cluster, stub, client, asks, tokenizer)

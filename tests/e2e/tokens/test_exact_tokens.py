@@ -62,8 +62,9 @@ class Cut:
         return ["--block-tokens", str(self.block_tokens), "--chunk-tokens", str(self.chunk_tokens)]
 
     @property
-    def config(self) -> str:
-        return f"transfer: {{piece_bytes: {self.piece_bytes}, window_pieces: {self.window_pieces}}}\n"
+    def fixed(self) -> dict[str, int]:
+        """The values that are no settings."""
+        return {"transfer.piece_bytes": self.piece_bytes, "transfer.window_pieces": self.window_pieces}
 
     @property
     def edges(self) -> list[int]:
@@ -120,7 +121,7 @@ async def prove(case: Case, topology: Topology, cut: Cut, size: Size, folder: Pa
     """Runs one cluster and judges all that came out of it."""
     case.make(folder, seed=11)
     flags = [*topology.flags, *cut.flags, "--dtype", "float64", "--numerics", "exact"]
-    with baton_up(folder, *flags, config=cut.config) as cluster:
+    with baton_up(folder, *flags, fixed=cut.fixed) as cluster:
         await judge(cluster, folder, cut, size)
 
 

@@ -21,7 +21,8 @@ REQUESTS, TOKENS = 8, 70
 FLAGS = ("--dtype", "float64", "--slots", str(REQUESTS), "--block-tokens", "4", "--chunk-tokens", "16")
 # Four tokens of output are provided for, and the cache holds two whole sequences.
 SHORT = ("--kv-blocks", "44")
-CONFIG = "engine: {{reserve_output_tokens: 4, host_kv_mb: {}}}\n"
+CONFIG = "engine: {{host_kv_mb: {}}}\n"
+FIXED = {"engine.reserve_output_tokens": 4}
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 DRAWN: dict[str, Any] = {
     "temperature": 0.9,
@@ -110,7 +111,8 @@ PAIR, BOTH = ("--prefill", "1", "--decode", "1"), ("--both", "1")
 async def test_every_stream_is_whole_and_exact(
     model: Path, expected: list[list[int]], workers: tuple[str, ...], host_kv_mb: int
 ) -> None:
-    with baton_up(model, *FLAGS, *SHORT, *workers, config=CONFIG.format(host_kv_mb)) as short:
+    config = CONFIG.format(host_kv_mb)
+    with baton_up(model, *FLAGS, *SHORT, *workers, config=config, fixed=FIXED) as short:
         answers = await answers_of(short)
         report = await report_of(short)
         await leave_early(short)

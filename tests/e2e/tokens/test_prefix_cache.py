@@ -144,10 +144,10 @@ async def prove(setting: Setting, blocks: int, folder: Path) -> None:
     longest = max(map(len, prompts)) + TOKENS
     room = 3 * -(-longest // setting.block)
     config = (
-        f"engine: {{kv_blocks: {room}, slots: 4, reserve_output_tokens: {TOKENS}, prefix_host_mb: 1, "
-        f"prefix_disk_dir: {folder / 'disk'}}}\n"
+        f"engine: {{kv_blocks: {room}, slots: 4, prefix_host_mb: 1, prefix_disk_dir: {folder / 'disk'}}}\n"
     )
-    with baton_up(folder, *setting.flags, config=config) as cluster:
+    fixed = {"engine.reserve_output_tokens": TOKENS}
+    with baton_up(folder, *setting.flags, config=config, fixed=fixed) as cluster:
         async with cluster.stub() as stub:
             answers = [await one_round(cluster, stub, prompts) for _ in range(ROUNDS)]
             await assert_all_free(cluster, within_s=5)

@@ -9,6 +9,7 @@ import pytest
 
 from baton.base.errors import FieldError
 from baton.state.embedded import EmbeddedServer
+from services.common.config.router import ResponseStorage
 from services.router.formats.responses.body import ResponsesBody
 from services.router.formats.responses.conversation import stored_items
 from services.router.tokenization.helper_processes import HelperProcesses
@@ -69,6 +70,18 @@ async def test_a_large_body_that_continues_a_response_is_judged_once(
         for wrong, status in (({"temperature": "hot"}, 400), ({}, 404)):
             unknown = {**body, "previous_response_id": f"resp_{'0' * 32}", **large, **wrong}
             assert (await plain.post("/v1/responses", json=unknown)).status_code == status
+
+
+async def test_what_is_stored_is_as_large_as_a_body(site: SiteMaker, server: EmbeddedServer) -> None:
+    for limits, most in (({"ttl_s": 60}, 70_000), ({"ttl_s": 60, "max_kb": 2}, 2048), ({}, 0)):
+        assert ResponseStorage.model_validate(limits).most_bytes(70_000) == most
+    assert ResponseStorage(ttl_s=60, max_mb_per_tenant=1).most_bytes(5 << 20) == 1 << 20
+    async with site(**storing(server), max_body_bytes=70_000) as here, client_of(here) as client:
+        padding = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x" * 40_000}]}
+        first = await create(client, [padding, {"role": "user", "content": "Warm?"}])
+        with pytest.raises(openai.BadRequestError) as refused:
+            await create(client, [padding, {"role": "user", "content": "C"}], previous_response_id=first.id)
+        assert "a stored conversation has at most 70000 bytes" in str(refused.value)
 
 
 async def test_bounds(site: SiteMaker, server: EmbeddedServer) -> None:

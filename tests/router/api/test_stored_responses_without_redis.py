@@ -64,7 +64,7 @@ async def test_a_short_outage_loses_nothing(site: SiteMaker, server: EmbeddedSer
 
 async def test_a_response_that_another_router_still_writes_is_found() -> None:
     store = MemoryResponses(time.monotonic)
-    reader = StoredResponses(store, ResponseStorage(ttl_s=60), settle_s=3.0)
+    reader = StoredResponses(store, ResponseStorage(ttl_s=60), 1 << 20, settle_s=3.0)
     record, response_id = StoredResponse(b'{"output": []}', b"[]"), f"resp_{'1' * 32}"
     found = asyncio.create_task(reader.get(response_id))
     await asyncio.sleep(0)  # it has looked, and found nothing
@@ -78,7 +78,7 @@ async def test_writes_that_wait_are_bounded() -> None:
     """Further ones are dropped and counted, and nothing is kept of them."""
     store = MemoryResponses(time.monotonic)
     store.unavailable = True
-    responses = StoredResponses(store, ResponseStorage(ttl_s=60))
+    responses = StoredResponses(store, ResponseStorage(ttl_s=60), 1 << 20)
     record = StoredResponse(b"x" * 1_000_000, b"[]")
     for number in range(100):
         responses.keep(f"resp_{number:032}", record)

@@ -143,10 +143,16 @@ def test_connections_stay_below_the_descriptor_limit(monkeypatch: pytest.MonkeyP
     ):
         of(monkeypatch, soft, soft)
         found = within_descriptors(limits)
-        assert (found.max_connections, found.max_grpc_connections) == budget, soft
+        assert (found.max_connections, found.grpc_connections) == budget, soft
     of(monkeypatch, 64, 64)
     with pytest.raises(BatonError, match="open files is too low"):
         within_descriptors(limits)
+
+
+def test_grpc_has_a_quarter_of_the_connections() -> None:
+    for most, grpc in ((4096, 1024), (100, 25), (8, 8)):
+        assert ConnectionLimits(max_connections=most).grpc_connections == grpc
+    assert ConnectionLimits(max_grpc_connections=12).grpc_connections == 12
 
 
 def test_the_soft_limit_is_raised_as_far_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:

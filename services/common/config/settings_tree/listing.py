@@ -13,12 +13,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from baton.base.cluster_auth import SECRET_VARIABLE
-from services.common.config.settings_tree.settings import Settings
+from services.common.config.settings_tree.settings import ROLE_FLAGS, Settings
 
 _DECISION = re.compile(r" \(\[\d{4}\]\([^)]*\)\)")
 _LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")
 # A setting without a flag, since arguments are seen by all users of a machine, but with a variable.
 _SECRET = "cluster_secret"
+_OF_ROLE = "engine_of_role"
 _UNITS = {
     "_ms": "ms",
     "_s": "s",
@@ -125,7 +126,7 @@ def without_links(sentence: str) -> str:
 
 def settings_of(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[Setting]:
     """The settings below a model, in the order of their declaration; a section that has a flag before
-    them."""
+    them, and after `engine_of_role` its keys that have one."""
     for name, field in model.model_fields.items():
         one = Setting(prefix + name, field)
         section = section_of(field)
@@ -133,6 +134,8 @@ def settings_of(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator
             yield one
         if section is not None:
             yield from settings_of(section, f"{one.path}.")
+        elif one.path == _OF_ROLE:
+            yield from (Setting(f"{_OF_ROLE}.{key}", flag) for key, flag in ROLE_FLAGS.items())
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:

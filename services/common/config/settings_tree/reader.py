@@ -129,11 +129,11 @@ def invalid(message: str) -> BatonError:
     return BatonError(ErrorKind.INVALID, message)
 
 
-def first_problem(error: ValidationError, *, values: bool = True) -> str:
+def first_problem(error: ValidationError, section: str = "", *, values: bool = True) -> str:
     """The first of a validation's errors, in one line that names key and flag, and with `values` the value,
-    unless it may be a secret."""
+    unless it may be a secret. `section`: the path of what was validated."""
     first = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in first["loc"])
+    key = ".".join(str(part) for part in (section, *first["loc"]) if part != "")
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
     if first["type"] == "missing":
@@ -147,10 +147,15 @@ def first_problem(error: ValidationError, *, values: bool = True) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns "(did you mean …?)" if a known name is near to one that is not."""
-    last = {path.rpartition(".")[2]: path for path in known}
-    found = difflib.get_close_matches(name.rpartition(".")[2], last, 1, 0.7)
-    return f" (did you mean {last[found[0]]}?)" if found else ""
+    """Returns "(did you mean …?)" if a known path is near to a name that is not known: in its last part, or
+    in its last two, as in `engine_slots`."""
+    ends: dict[str, str] = {}
+    for path in known:
+        parts = path.split(".")
+        ends.setdefault(parts[-1], path)
+        ends.setdefault("_".join(parts[-2:]), path)
+    found = difflib.get_close_matches(name.rpartition(".")[2], ends, 1, 0.7)
+    return f" (did you mean {ends[found[0]]}?)" if found else ""
 
 
 def _add_flag(add: Callable[..., object], one: Setting) -> None:
@@ -205,9 +210,11 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
         *sections, key = path.split(".")
         inner = nested
         for section in sections:
-            inner = inner.setdefault(section, {})
-            if not isinstance(inner, dict):
+            below = inner.get(section, {})
+            if not isinstance(below, dict):
                 break
+            inner[section] = dict(below)  # of its own: two roles in a file may have the same one
+            inner = inner[section]
         else:
             inner[key] = value or inner.get(key, value)
     return nested

@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic.fields import FieldInfo
 
 from baton.base.cluster_auth import MIN_SECRET_LENGTH, prefix_secret
 from services.common.config.cluster import SupervisionSettings
@@ -38,6 +39,25 @@ class WorkerPorts(StrictModel):
     admin_http_port: Port = setting(
         0, "port of `/health`, `/ready` and `/metrics` of the command; 0: any free port, see its ready line"
     )
+
+
+# Keys of `engine_of_role` that have a flag and a variable, by path within it.
+ROLE_FLAGS: dict[str, FieldInfo] = {
+    "prefill.tensor_parallel": setting(
+        None,
+        "devices of each prefill worker; unset: `engine.tensor_parallel`",
+        unit="devices",
+        who="experts",
+        flag="prefill_tensor_parallel",
+    ),
+    "decode.tensor_parallel": setting(
+        None,
+        "devices of each decode worker; unset: `engine.tensor_parallel`. Any number hands over to any other",
+        unit="devices",
+        who="experts",
+        flag="decode_tensor_parallel",
+    ),
+}
 
 
 class Settings(StrictModel):
@@ -79,20 +99,6 @@ class Settings(StrictModel):
         description="keys of `engine` for the workers of one role (`prefill: {…}`, `decode: {…}`), which "
         "override those of `engine`",
         json_schema_extra={"who": "experts"},
-    )
-    prefill_tensor_parallel: PositiveInt | None = setting(
-        None,
-        "devices of each prefill worker; unset: `engine.tensor_parallel`",
-        unit="devices",
-        who="experts",
-        flag=True,
-    )
-    decode_tensor_parallel: PositiveInt | None = setting(
-        None,
-        "devices of each decode worker; unset: `engine.tensor_parallel`. Any number hands over to any other",
-        unit="devices",
-        who="experts",
-        flag=True,
     )
     transfer: TransferConfig = TransferConfig()
     worker: WorkerPorts = WorkerPorts()
@@ -155,11 +161,8 @@ class Settings(StrictModel):
     def engine_of(self, role: Role) -> EngineConfig:
         """The engine settings of a role, with `gpu_links` for its peers in this cluster. Raises
         pydantic.ValidationError where those of the role alone are invalid."""
-        engine, own = self.engine, self.engine_of_role.get(role, {})
-        devices = {"prefill": self.prefill_tensor_parallel, "decode": self.decode_tensor_parallel}.get(role)
-        if devices is not None:
-            own = own | {"tensor_parallel": devices}
-        if own:
+        engine = self.engine
+        if own := self.engine_of_role.get(role):
             engine = EngineConfig(**(engine.model_dump(exclude_unset=True) | own))
         counts = self.role_counts
         return engine.with_gpu_links(role, counts["prefill"], counts["decode"], self.transfer, counts["both"])

@@ -63,10 +63,9 @@ UP = View(
     "baton up",
     (
         *("model", "served_model_name", "prefill", "decode", "both", "engine", "engine_of_role", "transfer"),
-        *("prefill_tensor_parallel", "decode_tensor_parallel", "router", "auth"),
-        *("supervision", "state.redis_url", "state.namespace", "tracing", "prefix_secret", "cluster_secret"),
-        *("cluster_secret_file", "worker_metrics_port", "start_timeout_s", "drain_s", "log_level"),
-        "router_restarts",
+        *("router", "auth", "supervision", "state.redis_url", "state.namespace", "tracing", "prefix_secret"),
+        *("cluster_secret", "cluster_secret_file", "worker_metrics_port", "start_timeout_s", "drain_s"),
+        *("log_level", "router_restarts"),
     ),
 )
 ROUTER = View(

@@ -66,7 +66,7 @@ class EightBitBlocks(WireBlocks):
         """Raises BatonError(INVALID) where `most` bytes do not hold a whole row of each cache group."""
         step = math.lcm(*self._row_bytes)
         if most < step:
-            raise BatonError(ErrorKind.INVALID, f"piece_bytes {most} hold no whole rows: {step} at least")
+            raise BatonError(ErrorKind.INVALID, f"pieces of {most} bytes hold no whole rows: {step} at least")
         return most // step * step
 
     def read(self, group: int, block: int, offset: int, length: int) -> memoryview:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -16,7 +16,7 @@ from services.common.config.settings_tree.listing import settings_of
 from services.common.config.settings_tree.settings import Settings
 from services.common.config.settings_tree.variables import is_service_link, unknown_variables
 from services.common.config.settings_tree.views import ROUTER, SUPERVISE, UP, WORKER, WORKER_GROUP, View
-from services.common.config.types import StrictModel, setting
+from services.common.config.types import Role, StrictModel, setting
 
 
 def read(view: View, *flags: str, file: Any = None, folder: Path, **env: str) -> Settings:
@@ -52,6 +52,9 @@ def test_a_command_has_defaults_of_its_own(tmp_path: Path) -> None:
         (UP, {"engine": {"slot": 4}}, "unknown key engine.slot (did you mean engine.slots?)"),
         (UP, {"router": {"connections": {"idle_timeout": 1}}}, "router.connections.idle_timeout_s?"),
         (UP, {"colour": "red"}, "unknown key colour"),
+        (UP, {"engine_slots": 4}, "unknown key engine_slots (did you mean engine.slots?)"),
+        (UP, {"decode_tensor_parallel": 2}, "(did you mean engine_of_role.decode.tensor_parallel?)"),
+        (UP, {"tensor_paralel": 2}, "unknown key tensor_paralel (did you mean engine.tensor_parallel?)"),
         (UP, {"tls": {"internal": {}}}, "unknown key tls.internal: baton up does not read it"),
         (ROUTER, {"engine": {}}, "unknown key engine: baton router does not read it"),
         (WORKER_GROUP, {"cluster_secret": "x"}, "cluster_secret: baton worker group does not read it"),
@@ -114,6 +117,41 @@ def test_what_is_no_setting_is_refused_with_its_reason(one: Any, tmp_path: Path)
     with pytest.raises(BatonError) as refusal:
         read(UP, file=value, folder=tmp_path)
     assert refusal.value.message == f"unknown key {one.path}, which is not a setting: {one.fixed}"
+
+
+def test_flags_of_a_role_set_its_key_in_engine_of_role(tmp_path: Path) -> None:
+    file: dict[str, Any] = {
+        "engine_of_role": {"prefill": {"slots": 3, "tensor_parallel": 2}, "decode": {"slots": 4}}
+    }
+    flag = ("--prefill-tensor-parallel", "8")
+    variables = {"BATON_PREFILL_TENSOR_PARALLEL": "4", "BATON_DECODE_TENSOR_PARALLEL": "4"}
+    given = read(UP, *flag, file=file, folder=tmp_path, **variables)
+    engines = [given.engine_of(role) for role in get_args(Role)]
+    assert [one.slots for one in engines] == [3, 4, None]
+    assert [one.tensor_parallel for one in engines] == [8, 4, 1]
+    assert read(UP, *flag, folder=tmp_path).engine_of("prefill").tensor_parallel == 8
+    joining = {
+        "model": "m",
+        "cluster_secret_file": "s",
+        "state": {"namespace": "n", "redis_url": "redis://r"},
+    }
+    supervised = read(SUPERVISE, *flag, file={**file, **joining}, folder=tmp_path)
+    assert supervised.engine_of("prefill").tensor_parallel == 8
+
+
+def test_roles_that_share_a_mapping_of_the_file_have_flags_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "baton.yaml").write_text("engine_of_role: {prefill: &one {slots: 3}, decode: *one}\n")
+    parser = argparse.ArgumentParser()
+    reader.add_flags(parser, UP, file=False)
+    words = ["--config", str(tmp_path / "baton.yaml"), "--decode-tensor-parallel", "2"]
+    given = reader.read(UP, parser.parse_args(words), {})
+    assert given.engine_of_role == {"prefill": {"slots": 3}, "decode": {"slots": 3, "tensor_parallel": "2"}}
+
+
+def test_a_section_of_roles_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    for wrong in ({"prefill": None}, [1], 3):
+        with pytest.raises(BatonError, match="engine_of_role"):
+            read(UP, "--prefill-tensor-parallel", "2", file={"engine_of_role": wrong}, folder=tmp_path)
 
 
 def test_an_unknown_flag_is_refused_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
