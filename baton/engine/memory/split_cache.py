@@ -99,7 +99,7 @@ class SplitKVCache(BlockMemory):
     def _batches(
         self, group: int, blocks: Sequence[int], places: Sequence[int]
     ) -> Iterator[tuple[Sequence[int], Sequence[int], Tensor]]:
-        """As many blocks and places as staging has room for, and their rows of it, uint8 [n, block bytes]."""
+        """Yields blocks and places that staging has room for, and its rows of them: uint8 [n, bytes]."""
         size = self.heads[group].block_bytes
         for first in range(0, len(blocks), self._most):
             some = blocks[first : first + self._most]
