@@ -142,7 +142,8 @@ async def test_a_request_over_grpc_is_one_trace(cluster: Cluster, collector: Otl
 async def test_what_is_not_sampled_leaves_no_span(cluster: Cluster, collector: OtlpCollector) -> None:
     """The client's flag decides, and without one the configured share, which is 0 here."""
     unsampled = "2" * 32
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2}
+    # An answer that ends with its first token has no handoff.
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "ignore_eos": True}
     async with cluster.http() as client:
         own = await client.post(
             "/v1/completions", json=body, headers={"traceparent": f"00-{unsampled}-{CLIENT_SPAN}-00"}
