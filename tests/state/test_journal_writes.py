@@ -174,26 +174,27 @@ async def test_changes_meanwhile_merge_with_the_batch_that_failed(rig: Rig) -> N
 
 async def test_changes_during_a_write_that_fails_merge_with_it(rig: Rig) -> None:
     """They are newer than the batch under way, which may have arrived although it failed."""
-    for name in (b"a", b"b", b"c"):
+    for name in (b"a", b"b", b"c", b"e"):
         rig.journal.append(record(name), 60)
     rig.store.away, rig.store.held_up = True, asyncio.Event()
     await asyncio.wait_for(rig.store.writing.wait(), 3)
     rig.journal.mark_attempt(b"a", 3)
     rig.journal.close(b"b")
+    rig.journal.mark_attempt(b"e", 4)
     rig.journal.append(record(b"d"), 60)
     with structlog.testing.capture_logs() as logged:
         rig.store.held_up.set()
         async with asyncio.timeout(3):
             while not rig.store.failures:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
-    waits = {"event": "journal_write_failed", "part": "state", "changes": 3, "reason": "away"}
+    waits = {"event": "journal_write_failed", "part": "state", "changes": 4, "reason": "away"}
     assert logged == [waits | {"log_level": "debug"}]
-    assert rig.journal.pending == 4
+    assert rig.journal.pending == 5
     rig.journal.close(b"a")
     rig.store.away = False
     assert await rig.written() == [
         [("close", b"a", 0), ("close", b"b", 0)],
-        [("append", b"c", 1), ("append", b"d", 1)],
+        [("append", b"c", 1), ("append", b"e", 4), ("append", b"d", 1)],
     ]
 
 

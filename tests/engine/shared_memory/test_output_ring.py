@@ -14,10 +14,14 @@ from baton.engine.shared_memory.output_ring import (
     RING_HEADER_BYTES,
     Finish,
     Record,
+    RingObserver,
     RingReader,
     RingWriter,
     ring_bytes,
 )
+
+# Words that an observer reads at once, and no more than a few beyond.
+MOST_OBSERVED = 4096
 
 
 def make_ring(capacity: int) -> tuple[RingWriter, RingReader]:
@@ -193,3 +197,61 @@ def test_a_reader_takes_no_more_than_its_limit() -> None:
     assert reader.tail == 71
     assert [record.token for record in reader.read(limit=129)] == list(range(71, 200))
     assert reader.read(limit=0) == []
+
+
+def observed_ring(capacity: int) -> tuple[RingWriter, RingReader, RingObserver]:
+    memory = SharedMemory.create("test-ring", ring_bytes(capacity))
+    other = SharedMemory.attach(memory.fd)
+    return RingWriter(memory, 0, capacity), RingReader(other, 0, capacity), RingObserver(other, 0, capacity)
+
+
+def test_an_observer_reads_what_it_wants_and_takes_nothing() -> None:
+    writer, reader, observer = observed_ring(8)
+    writer.write([1, 2], [5, 6], [7, 7], [Finish.NONE] * 2)
+    assert [one.token for one in reader.read(limit=1)] == [1]
+    observer.start()
+    writer.write([3, 4, 5], [5, 6, 6], [7, 8, 7], [Finish.NONE, Finish.NONE, Finish.STOP])
+    wanted = {(6, 7)}
+    expected = [Record(6, 7, 2, Finish.NONE), Record(6, 7, 5, Finish.STOP)]
+    assert observer.read(wanted) == expected
+    assert observer.read(wanted) == []
+    writer.write([6], [6], [7], [Finish.NONE])
+    assert [one.token for one in observer.read(wanted)] == [6]
+    assert (reader.tail, writer.room()) == (1, 3)
+    assert [one.token for one in reader.read()] == [2, 3, 4, 5, 6]
+
+
+def test_an_observer_reads_over_the_rings_end() -> None:
+    writer, reader, observer = observed_ring(4)
+    for n in range(1000):
+        writer.write([n], [1], [2], [Finish.NONE])
+        assert [one.token for one in observer.read({(1, 2)})] == [n]
+        reader.read()
+
+
+def test_one_reading_of_an_observer_is_bounded() -> None:
+    """A producer that is as quick as its observer does not hold it for ever."""
+    writer, _, observer = observed_ring(2 * MOST_OBSERVED)
+    count = 2 * MOST_OBSERVED
+    writer.write(list(range(count)), [1] * count, [2] * count, [Finish.NONE] * count)
+    first = [one.token for one in observer.read({(1, 2)})]
+    assert MOST_OBSERVED <= len(first) < count
+    rest = [one.token for one in observer.read({(1, 2)})]
+    assert first + rest == list(range(count))
+
+
+def test_an_observer_that_was_overtaken_is_told() -> None:
+    writer, reader, observer = observed_ring(4)
+    writer.write([1, 2], [1] * 2, [2] * 2, [Finish.NONE] * 2)
+    assert [one.token for one in observer.read({(1, 2)})] == [1, 2]
+    reader.read()
+    assert observer.read({(1, 2)}) == [], "as far as the reader: nothing is lost"
+    for _ in range(2):
+        writer.write([3] * 4, [1] * 4, [2] * 4, [Finish.NONE] * 4)
+        reader.read()
+    with pytest.raises(OverflowError, match=r"^the ring was overwritten$"):
+        observer.read({(1, 2)})
+    observer.start()
+    assert observer.read({(1, 2)}) == []
+    writer.write([9], [1], [2], [Finish.NONE])
+    assert [one.token for one in observer.read({(1, 2)})] == [9]

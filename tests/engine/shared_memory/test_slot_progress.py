@@ -50,11 +50,23 @@ def test_tokens_a_step_are_rounded_up() -> None:
     assert progress.tokens_a_step().dtype == np.int64
 
 
+def test_all_lines_are_copied_with_their_generations() -> None:
+    rings = SharedRings(3)
+    progress = rings.progress(SharedMemory.create("rings", rings.size))
+    progress.publish([2, 0], [1, 5], [7, 9], [[1, 7, 4, 3, 2, 6, 5], [2**32 - 2, 0, 0, 0, 0, 0, 0]])
+    counts = progress.counts()
+    progress.publish([2], [1], [8])
+    assert counts.dtype == np.int64
+    assert counts.tolist() == [[5, 2**32 - 2, *[0] * 6], [0] * 8, [1, 1, 7, 4, 3, 2, 6, 5]]
+
+
 def test_the_mean_is_over_all_slots() -> None:
     rings = SharedRings(5)
     progress = rings.progress(SharedMemory.create("rings", rings.size))
     assert progress.mean_tokens_a_step() == 1
-    progress.publish([1, 3], [1, 1], [1, 1], [[1, 9, 3, 0, 0], [3, 9, 3, 0, 0]])
+    progress.publish([1], [1], [1], [[1, 9, 3, 0, 0]])
+    assert progress.mean_tokens_a_step() == 4
+    progress.publish([3], [1], [1], [[3, 9, 3, 0, 0]])
     assert progress.mean_tokens_a_step() == 2.5
 
 

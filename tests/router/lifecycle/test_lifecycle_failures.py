@@ -13,6 +13,7 @@ from baton.v1.prefill_pb2 import FirstToken, HandedOff
 from baton.v1.router_pb2 import Usage
 from baton.v1.types_pb2 import Attempt, Grammar, Sampling
 from services.router.placement.claim import PrefillClaim
+from services.router.placement.fitting import FailedPair
 from services.router.request.request import Echo, Finish
 from services.router.text.output_text import OutputText
 from tests.router.lifecycle.scripted_router import (
@@ -213,6 +214,7 @@ async def test_a_prompt_without_output_is_retried(router: ScriptedRouter) -> Non
                 (PLACE, True),
                 (PLACE, False),
             ]
+            assert router.queue.asked[1].entry.failed == [FailedPair(pair.prefill, None)]
     assert warned(logged) == [attempt_failed(1, "prefill-0: its words")]
 
 

@@ -285,6 +285,14 @@ def test_the_last_of_the_prompts_logprobs_delivers_nothing_without_a_token() -> 
     assert outbox.take() is None
 
 
+def test_the_prompts_logprobs_are_delivered_once() -> None:
+    output, outbox = an_output_of(echo=True)
+    output.accept_prompt_logprobs(1, a_run(1, -1, -2, -3, -4))
+    output.accept_prompt_logprobs(1, a_run(3, -3, -4))  # a report that has nothing new
+    output.accept_decoded(decoded(0, [10], logprobs=[logprobs_message(-9)]))
+    assert delivered(outbox).prompt_logprobs == serialised(-1, -2, -3, -4)
+
+
 # After one of the prompt's four logprobs: the next run -> what is wrong with it.
 PROMPT_FAULTS = [
     (a_run(3, -3), "the prompt's logprobs 1 to 1 never came"),

@@ -9,10 +9,14 @@ import pytest
 
 from baton.perf_model.step_costs import StepCosts
 from services.router.placement.claim import Claim, PrefillClaim
+from services.router.placement.early_refusal import Demand
+from services.router.placement.fitting import FailedPair
 from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.pools import Pools
+from services.router.request.limits import Needs
 from services.router.request.request import ClientCall
-from services.router.request.slo import Due
+from services.router.request.slo import Due, Slo
+from services.router.workers.backlog import Queued
 from services.router.workers.other_claims import SiblingCounts
 from services.router.workers.recent_work import PrefillShare
 from services.router.workers.worker import Worker
@@ -234,6 +238,61 @@ async def test_a_prompt_without_output_goes_to_the_least_loaded_prefill_worker()
     second.queued_tokens = 0
     second.unreachable()
     assert placement.pick_prefill(2) is NoRoom.PREFILL
+
+
+def test_a_prompt_without_output_avoids_workers_where_it_failed() -> None:
+    decode, first, second = workers_of(DECODE, PREFILL, "prefill-1")
+    first.costs = second.costs = StepCosts(prefill_token_s=1.0)
+    placement = placement_of([decode, first, second])
+    second.queued_tokens = 50
+
+    def chosen(*failed: FailedPair, usable: Worker | None = None) -> Worker | NoRoom:
+        claim = placement.pick_prefill(
+            40, failed=failed, may_prefill=lambda one: usable is None or one is usable
+        )
+        if isinstance(claim, NoRoom):
+            return claim
+        waits_s = claim.prefill.backlog.wait_s
+        assert waits_s == pytest.approx(claim.prefill.costs.prompt_s(40), rel=0.2), "for those behind it"
+        claim.release()
+        return claim.prefill
+
+    assert chosen() is first
+    assert chosen(FailedPair(first, None)) is second
+    assert chosen(FailedPair(second, None)) is first
+    assert chosen(FailedPair(first, None), FailedPair(second, None)) is first, "where it failed everywhere"
+    assert chosen(usable=second) is second
+    assert chosen(usable=decode) is NoRoom.PREFILL
+
+
+def test_a_prompt_without_output_that_no_worker_takes_is_told_from_one_that_waits() -> None:
+    decode, prefill = workers_of(DECODE, PREFILL)
+    placement = placement_of([decode, prefill])
+    beyond = Needs(10**9, 10**9)
+    assert placement.pick_prefill(40, needs=beyond) is NoRoom.UNFIT
+    prefill.unreachable()
+    assert placement.pick_prefill(40, needs=beyond) is NoRoom.PREFILL
+
+
+def test_the_predicted_first_token_is_that_of_the_calls_own_pool() -> None:
+    """A call that is bound to the old pool is not served by the new one, which may be quicker."""
+    slow = workers_of(PREFILL, DECODE)
+    quick = [bare_worker(name, checkpoint=b"new") for name in ("prefill-1", "decode-1")]
+    slow[0].costs = StepCosts(prefill_token_s=1e-3)
+    quick[0].costs = StepCosts(prefill_token_s=1e-4)
+    workers = [*slow, *quick]
+    placement = Placement(Found(workers), pools_of(workers), 1000, refuse_late=True)
+    call = ClientCall()
+    assert isinstance(placement.pick(50, 10, call=call), Claim)
+    placement.pools.switch(quick[0].pool)
+    demand = Demand(100, 100, 10, Slo(60.0, None))
+    for asking, first, prompt in ((call, slow[0], 1e-3), (ClientCall(), quick[0], 1e-4)):
+        seconds = placement.longest_first_token_s(100, lambda worker: 0, asking)
+        assert seconds == pytest.approx(1100 * prompt)
+        own = placement.check_in_time(demand, 60.0, lambda worker: 0, asking, Queued())
+        assert own == pytest.approx(first.costs.prompt_s(100))
+    placement.refuse_late = False
+    assert placement.check_in_time(demand, 60.0, lambda worker: 0, call, Queued()) == 0.0
 
 
 def test_a_request_stays_in_the_pool_of_its_first_attempt() -> None:

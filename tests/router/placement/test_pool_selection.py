@@ -12,6 +12,7 @@ from baton.v1.admin_pb2 import PoolStatus
 from baton.v1.worker_pb2 import DescribeResponse, Pool
 from services.router.placement.pools import Pools, bind
 from services.router.request.request import ClientCall
+from services.router.workers.other_claims import SiblingCounts
 from services.router.workers.worker import Worker, pool_id
 from tests.router.workers.bare_workers import bare_worker, pools_of
 
@@ -233,11 +234,12 @@ def test_the_status_has_every_pool_the_current_one_first() -> None:
     old[1].claimed_slots, new[1].claimed_slots = 3, 2
     more = bare_worker("decode-8", checkpoint=b"new")
     more.claimed_slots = 4
+    more.others.set_siblings(SiblingCounts(processes=1, slots=5))
     pools = pools_of([strange, *old, *new, more])
     assert status_of(pools) == [
         (b"c", True, True, True, 2, 3),
         (b"strange", False, False, False, 1, 0),
-        (b"new", False, True, True, 3, 6),
+        (b"new", False, True, True, 3, 11),
     ]
     assert [one.id for one in pools.status()] == [old[0].pool, strange.pool, new[0].pool]
     assert pools.status()[1].pool == strange.described.pool

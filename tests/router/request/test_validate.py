@@ -347,3 +347,22 @@ def test_the_size_of_a_grammar_is_bounded(name: str) -> None:
     with pytest.raises(FieldError, match=f"at most .* {name.split()[0]}|bytes; at most") as caught:
         check(replace(PARSED, grammar=more))
     assert (caught.value.param, caught.value.kind) == ("grammar", ErrorKind.INVALID)
+
+
+@pytest.mark.parametrize("empty", [Grammar(), Grammar(choice=Choices())])
+def test_an_empty_grammar_is_refused(empty: Grammar) -> None:
+    with pytest.raises(FieldError, match=r"^grammar is empty$") as caught:
+        check(replace(PARSED, grammar=empty))
+    assert (caught.value.param, caught.value.kind) == ("grammar", ErrorKind.INVALID)
+
+
+def test_the_end_of_a_guided_output_is_that_of_its_grammar() -> None:
+    with pytest.raises(FieldError, match=r"^ignore_eos cannot be combined with grammar: ") as caught:
+        check(replace(PARSED, grammar=Grammar(regex="a"), ignore_eos=True))
+    assert (caught.value.param, caught.value.kind) == ("ignore_eos", ErrorKind.INVALID)
+
+
+def test_a_text_beyond_the_context_is_refused_by_its_bytes() -> None:
+    error = validate.text_exceeds_context("messages", 4097, 16)
+    message = "the prompt has 4097 bytes, more than the model's context of 16 tokens can have"
+    assert parts_of(error) == ("messages", message, "context_length_exceeded", ErrorKind.INVALID)
