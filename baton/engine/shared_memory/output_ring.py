@@ -32,7 +32,7 @@ LAPS = 255
 _RUN = 64
 # Words after which an observer returns, though there are more.
 _MOST_OBSERVED = 4096
-# Tail, steps, full steps, held rows, each on a cache line of its own; then a line that a GPU's step
+# Tail, steps, full steps, held rows, each on a cache line of its own; then one that a GPU's step
 # writes for its host: status, tokens, head, rows.
 RING_HEADER_BYTES = 320
 _CACHE_LINE = 64
@@ -80,11 +80,8 @@ class _Ring:
         self.capacity = capacity
         self._records = records
         self._next = 0  # number of the word that this end writes or reads next
-        counters = memory.region(offset, RING_HEADER_BYTES // 8, np.uint64)
-        line = _CACHE_LINE // 8
-        self._tail, self._steps = counters[0:1], counters[line : line + 1]
-        self._full, self._held = counters[2 * line : 2 * line + 1], counters[3 * line : 3 * line + 1]
-        self.device_counters: npt.NDArray[np.uint64] = counters[4 * line : 5 * line]
+        lines = memory.region(offset, RING_HEADER_BYTES // 8, np.uint64).reshape(-1, _CACHE_LINE // 8)
+        self._tail, self._steps, self._full, self._held, self.device_counters = lines
         self.words: npt.NDArray[np.uint64] = memory.region(offset + RING_HEADER_BYTES, capacity, np.uint64)
 
     def _valid_words(self, limit: int) -> list[int]:
