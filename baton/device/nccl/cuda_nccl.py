@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -23,7 +24,9 @@ _POLL_S = 0.001
 class CudaNccl:
     """Makes channels. RuntimeError where there is no NCCL."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, launching: AbstractContextManager[object] | None = None) -> None:
+        """`launching`: see `NcclChannel`."""
+        self._launching = launching
         self._device = int(device.index or 0)
         self._nccl = Nccl()
         # Idle buffers in device memory; never freed, since cudaFree waits for all work on the device.
@@ -47,7 +50,7 @@ class CudaNccl:
                 raise
             return communicator
 
-        return NcclChannel(connect, CudaStream(self._device, []), 1 - rank, wake)
+        return NcclChannel(connect, CudaStream(self._device, []), 1 - rank, wake, self._launching)
 
     def _exchange(
         self, communicator: Communicator, rank: int, stream: Stream, given_up: Callable[[], bool]

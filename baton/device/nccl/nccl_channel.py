@@ -20,6 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from baton.device.nccl.nccl_library import NcclError, Result
@@ -53,9 +54,17 @@ ended."""
 class NcclChannel:
     """One end of a pair. `send` and `receive` are called by one thread, `abort` by any."""
 
-    def __init__(self, connect: Connect, stream: Stream, peer: int, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        stream: Stream,
+        peer: int,
+        wake: Callable[[], None],
+        launching: AbstractContextManager[object] | None = None,
+    ) -> None:
         """`peer`: the other end's rank. `wake` is called when the channel has connected, failed or
-        terminated."""
+        terminated. `launching`: held while NCCL aborts, which waits for the device; None: nothing is."""
+        self._launching = launching or nullcontext()
         self._connect = connect
         self._stream = stream
         self._peer = peer
@@ -177,7 +186,8 @@ class NcclChannel:
         """Terminated when NCCL's abort has returned and all work of the stream has finished."""
         try:
             if self._communicator is not None:
-                self._communicator.abort()
+                with self._launching:
+                    self._communicator.abort()
                 with self._enqueueing:  # a call under way has returned
                     last, pause = self._stream.record_event(), _MIN_POLL_S
                 while not last.query():

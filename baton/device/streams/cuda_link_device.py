@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 from baton.device.cuda_runtime import HANDLE_BYTES, CudaError, CudaRuntime, cuda_runtime
 from baton.device.shared_memory import SharedMemory
 from baton.device.streams.cuda_stream import CudaStream
+from baton.device.streams.launch_lock import LaunchLock
 from baton.device.streams.link_device import LinkStream, Mapped, Memory
 
 # CUDA suballocates from blocks of this size, and an IPC handle opens the whole block.
@@ -84,9 +84,7 @@ class CudaLinkDevice:
     def __init__(self, device: torch.device, *, one_of_several: bool = False) -> None:
         """`one_of_several`: of a worker whose steps are launched on several devices. OSError, AttributeError
         where CUDA's libraries lack a function that links need."""
-        self.launching: AbstractContextManager[object] = (
-            threading.RLock() if one_of_several else nullcontext()
-        )
+        self.launching: AbstractContextManager[object] = LaunchLock() if one_of_several else nullcontext()
         self._index = int(device.index or 0)
         self.tensors_on = torch.device("cuda", self._index)
         self._runtime = cuda_runtime()

@@ -19,6 +19,11 @@ _STAGING_BYTES = 32 << 20
 _MOST_BLOCKS = 16
 
 
+def staging_bytes(largest: int) -> int:
+    """Bytes of the first device for staging, where the largest whole block has `largest`."""
+    return largest * max(1, min(_MOST_BLOCKS, _STAGING_BYTES // largest))
+
+
 class SplitKVCache(BlockMemory):
     """Blocks of the same numbers in the memory of each rank. Whole ones are gathered from, and scattered to,
     the ranks' heads, in staging on the first device; what pads a layer is zeros, so that their bytes do not
@@ -41,8 +46,9 @@ class SplitKVCache(BlockMemory):
             for number, group in enumerate(layout.groups)
         ]
         largest = max(group.block_bytes for group in layout.groups)
-        self._most = max(1, min(_MOST_BLOCKS, _STAGING_BYTES // largest))
-        self._staging = torch.zeros(self._most * largest, dtype=torch.uint8, device=self.device)
+        size = staging_bytes(largest)
+        self._most = size // largest
+        self._staging = torch.zeros(size, dtype=torch.uint8, device=self.device)
         self._queue = MoveQueue(self.device, self._most)
         if on_gpu:
             from baton.device.heads.launch import warm_heads

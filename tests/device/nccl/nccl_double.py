@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from baton.device.nccl.nccl_channel import NcclChannel
 from baton.device.nccl.nccl_library import UNIQUE_ID_BYTES, NcclError, Result
@@ -109,12 +110,18 @@ class NcclDouble:
         finally:
             self.meeting -= 1
 
-    def channel(self, unique_id: bytes, rank: int, wake: Callable[[], None]) -> NcclChannel:
+    def channel(
+        self,
+        unique_id: bytes,
+        rank: int,
+        wake: Callable[[], None],
+        launching: AbstractContextManager[object] | None = None,
+    ) -> NcclChannel:
         def connect(stream: Stream, given_up: Callable[[], bool]) -> DoubleEnds:
             return self.meet(unique_id, rank, given_up)
 
         stream = self.streams[rank] = DoubleStream()
-        return NcclChannel(connect, stream, 1 - rank, wake)
+        return NcclChannel(connect, stream, 1 - rank, wake, launching)
 
 
 class DoubleEnds:

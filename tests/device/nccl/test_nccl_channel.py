@@ -213,3 +213,15 @@ def test_a_late_abort_calls_back_at_once(pair: Pair) -> None:
     assert first.is_set()
     receiver.abort(then=second.set)
     assert second.wait(5)
+
+
+def test_an_abort_waits_until_no_step_is_being_launched() -> None:
+    library, name, lock = NcclDouble(), NcclDouble().unique_id(), threading.Lock()
+    channels = [library.channel(name, rank, lambda: None, lock) for rank in (SENDER, RECEIVER)]
+    block_until(lambda: all(channel.connected for channel in channels))
+    with lock:
+        for channel in channels:
+            channel.abort()
+        time.sleep(0.05)
+        assert not any(channel.terminated for channel in channels)
+    block_until(lambda: all(channel.terminated for channel in channels))

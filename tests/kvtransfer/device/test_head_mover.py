@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from baton.device.heads.moves import HeadMoves
+from baton.model_spec.head_runs import head_runs
 from baton.model_spec.layout import FP8, CacheGroup, key_value_planes
 from kvtransfer.device.blocks import DividedBlocks
 from kvtransfer.device.kernels.move_plan import SUM_PARTS
@@ -145,6 +147,27 @@ def test_scattered_pieces_reach_the_devices_of_their_heads(
     for part, theirs, old in zip(divided.parts, sent.parts, before, strict=True):
         for block in range(BLOCKS):
             assert torch.equal(part[block], (theirs if block in touched else old)[block])
+
+
+def test_every_damaged_word_is_seen() -> None:
+    """That of padding too, which is written nowhere."""
+    divided, device = Divided(FP8, 48, 2, seed=7), FakeDevice(Pump(None))
+    size = divided.group.block_bytes
+    window, sums = PieceMemory(device, WINDOW, size), host_sums(device, WINDOW)
+    mover = scatterer(DividedBlocks(device, [divided.heads()]), WINDOW, size, sums, window)
+    stream, piece = device.stream(), Piece(7, 0, 0, 0, size, 1, 0)
+    data = divided.whole[3].clone()
+    right = checksum_of(piece, data)
+    at, draw = piece.staging * window.stride, random.Random(8)
+    (padding, *_) = (run for run in head_runs(divided.group, 2) if run.rank is None)
+    for byte in (*draw.sample(range(size), 8), padding.whole, padding.whole + padding.length - 1):
+        window.tensor[at : at + size] = data
+        window.tensor[at + byte] ^= 1 << draw.randrange(8)
+        mover.move(stream, mover.prepare(piece, [2], place_of(piece)))
+        assert sums.of(piece.staging) != right
+    window.tensor[at : at + size] = data
+    mover.move(stream, mover.prepare(piece, [2], place_of(piece)))
+    assert sums.of(piece.staging) == right
 
 
 def test_a_cleared_table_moves_nothing() -> None:

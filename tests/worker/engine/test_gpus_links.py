@@ -1,9 +1,8 @@
 """Workers of one GPU and of two hand over to each other over every transport: the tokens of one GPU. To be
 run with CUDA_MODULE_LOADING=EAGER, as `make prove-gpus` does: engines of several devices have it.
 
-Where a worker of two computes prompts, and in bfloat16, sums of two parts round otherwise than one device's:
-there tokens are compared with those of a worker of two that does both. A prompt that comes again finds its
-blocks at its decode worker, whatever split computed them.
+In float32 sums of two parts hardly ever give other tokens than one device's; in fewer bits they may, behind
+the first. A prompt that comes again finds its blocks at its decode worker, whatever split computed them.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from baton.engine.prefix_cache.host_store import HostBlockStore
 from services.common.config.transfer import Transport
-from services.worker.engine.startup import model_loader
+from services.worker.engine.startup import model_loader, prefix_cache_setup
 from tests.engine.local_engine import CONFIG
 from tests.worker.engine.engine_pair import BLOCK, Pair
 from tests.worker.engine.stepped_engine import SteppedEngine
-from tests.worker.engine.test_prefix_cache import ask
+from tests.worker.engine.test_prefix_cache import ask, report, turn_while_the_disk_works
 from tests.worker.engine.test_quantised_cache import words
 from tests.worker.engine.test_several_devices import FOUR_HEADS, WINDOWS
 
@@ -123,3 +123,29 @@ def test_a_sequence_that_two_gpus_swapped_out_goes_on(tmp_path: Path) -> None:
         for request in requests:
             assert pair.tokens(request) == ask(alone, request.prompt, most=60)[0]
         pair.assert_free()
+
+
+def test_tiers_of_two_gpus_are_read_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that a worker of two evicted to host memory and to its disk."""
+    settings = settings_of(tmp_path)
+    alone = SteppedEngine(tmp_path, prefix_cache=False, **settings)
+    prompts = [words(40, seed=seed) for seed in range(3)]
+    room = 10 * sum(group.block_bytes for group in alone.model.layout.groups)
+    monkeypatch.setattr(
+        prefix_cache_setup, "HostBlockStore", lambda cache, _, disk: HostBlockStore(cache, room, disk)
+    )
+    tiers: dict[str, Any] = {"prefix_host_mb": 1, "prefix_disk_dir": str(tmp_path / "disk")}
+    with contextlib.closing(alone):
+        for count in (2, 1):
+            folder = tmp_path / str(count)
+            folder.mkdir()
+            engine = SteppedEngine(
+                folder, "both", "their secret", kv_blocks=14, **tiers, **settings, **devices(count, RECEIVERS)
+            )
+            with contextlib.closing(engine):
+                for prompt in prompts:
+                    assert ask(engine, prompt)[0] == ask(alone, prompt)[0]
+                    turn_while_the_disk_works(engine)
+                found = report(engine)
+                assert (found.disk_hits > 4) == (count == 1), found
+                assert found.disk_corrupt == 0

@@ -67,7 +67,8 @@ def nccl_links(blocks: LinkBlocks | None, transport: str) -> NcclEndpoint | None
     from baton.device.nccl.cuda_nccl import CudaNccl
 
     try:
-        return NcclEndpoint(blocks.device, CudaNccl(blocks.device.tensors_on))
+        device = blocks.device
+        return NcclEndpoint(device, CudaNccl(device.tensors_on, device.launching))
     except RuntimeError as error:
         if transport == NCCL:
             raise _no_nccl(str(error)) from error

@@ -25,6 +25,7 @@ from functools import lru_cache
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.engine.kernels.expert_tiles import space_bytes
+from baton.engine.memory.split_cache import staging_bytes as whole_blocks
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.tensors import HEAD, layer_matrices
 from baton.engine.model.weight_formats import weight_formats
@@ -138,6 +139,7 @@ class MemoryPlanner:
             other = other_bytes(self.config, engine, shape, self.chunk_tokens)
             other += link_bytes(engine, self.layout) + self.kernel_bytes
             other += exchange_bytes(self.config, engine, shape, self.chunk_tokens)
+            other += whole_block_bytes(self.config, self.layout)
             other += draft_bytes(self.config, engine, self.layout, shape, self.max_context)
             # Not left out where memory is short: it was asked for, and what is short is named.
             other += engine.lookahead_table_bytes
@@ -271,6 +273,13 @@ def exchange_bytes(config: ModelConfig, engine: EngineConfig, shape: StepShape, 
     sums, element = 2 * config.num_layers, _element_bytes(config, engine)
     exchange = ExchangeShape(config.split.count, sums, rows, config.hidden_size, element, 4 * rows)
     return exchange.arena_bytes
+
+
+def whole_block_bytes(config: ModelConfig, layout: Layout) -> int:
+    """Bytes of the first of a worker's GPUs for whole blocks, of which `layout` has a rank's heads; 0 for one
+    device."""
+    count = config.split.count
+    return 0 if count == 1 else whole_blocks(count * max(group.block_bytes for group in layout.groups))
 
 
 def _element_bytes(config: ModelConfig, engine: EngineConfig) -> int:
