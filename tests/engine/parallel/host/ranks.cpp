@@ -1,6 +1,7 @@
 // Runs exchange.cu on the host: every rank a stream of launches, every thread of a resident block a fiber, and one of all
 // fibers runs at a time, until its next access to memory that others touch. A seed chooses which; the clock is a number
 // that moves on by a little, and by much where all that run only poll. SOURCE is the kernels' file.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -46,7 +47,9 @@ struct Group {
 struct Block;
 
 struct Fiber {
-  ucontext_t context;
+  ucontext_t context;  // where it begins
+  jmp_buf place;       // where it goes on
+  bool begun;
   std::vector<char> stack = std::vector<char>(32 << 10);
   Block* block;
   Group* waits;
@@ -82,7 +85,7 @@ struct Stream {
 static std::vector<Stream> streams;
 static std::vector<std::unique_ptr<Fiber>> spare;
 static uint64_t drawn;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static Fiber* current;
 static long now, idle, progressed_at;
 static int residency;
@@ -97,7 +100,16 @@ static uint64_t draw() {
   return value ^ value >> 31;
 }
 
-static void yield() { swapcontext(&current->context, &scheduler); }
+// Switches by jumps: swapcontext would call the kernel twice, for the signals of each context.
+static void yield() {
+  if (!_setjmp(current->place)) _longjmp(scheduler, 1);
+}
+static void resume(Fiber& fiber) {
+  if (_setjmp(scheduler)) return;
+  if (fiber.begun) _longjmp(fiber.place, 1);
+  fiber.begun = true;
+  setcontext(&fiber.context);
+}
 static void progress() {
   idle = 0;
   progressed_at = now;
@@ -330,7 +342,7 @@ static void start_block(Stream& stream, int rank) {
     fiber->block = block.get();
     fiber->index = index;
     fiber->waits = nullptr;
-    fiber->done = false;
+    fiber->done = fiber->begun = false;
     ++block->warps[index / WARP].expected;
     getcontext(&fiber->context);
     fiber->context.uc_stack.ss_sp = fiber->stack.data();
@@ -398,7 +410,7 @@ static bool go_on(int rank) {
     if (!fiber->done && !fiber->waits) ready[count++] = fiber.get();
   if (!count) return false;
   current = ready[draw() % count];
-  swapcontext(&scheduler, &current->context);
+  resume(*current);
   open_if_all(block, block.all);
   for (Group& warp : block.warps) open_if_all(block, warp);
   if (!block.live) end_block(stream, place);
