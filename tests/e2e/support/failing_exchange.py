@@ -1,0 +1,92 @@
+"""Engines of several devices whose exchange fails when a signal says so.
+
+    SIGUSR1   the second device's steps are launched no more: its part of a sum never comes
+    SIGUSR2   the second device sleeps for longer than the deadline before its next step
+
+Without a GPU the ranks are a CPU's: their steps run in Triton's interpreter and exchange by the kernels
+themselves, compiled for the host under a clock of their own. There either signal makes the second rank late
+for a sum of the next step.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+NEVER, LATE = signal.SIGUSR1, signal.SIGUSR2
+# Longer than the deadline of 2 s, and a quarter of it more, at up to 2 GHz.
+_CYCLES = 7_000_000_000
+# A step in the interpreter may take so long on a busy machine.
+_INTERPRETED_STEP_S = 30.0
+
+
+def install() -> None:
+    """Called by `own_engine` before an engine is built."""
+    if torch.cuda.is_available():
+        _on_gpus()
+    else:
+        _on_a_cpu()
+
+
+def _on_gpus() -> None:
+    from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
+    from baton.engine.parallel.rank_exchange import ExchangeGroup, Launch
+    from services.worker.engine.startup import model_loader
+    from tests.support.gpu_sleep import sleep_on_stream
+
+    model_loader.SEVERAL_GPUS = True
+    told = set[int]()
+    for number in (NEVER, LATE):
+        signal.signal(number, lambda number, frame: told.add(number))
+    launch_step, launch_ranks = GraphDecodeLoop.launch, ExchangeGroup.launch
+
+    def launch(loop: GraphDecodeLoop, *arguments: Any) -> None:
+        if LATE in told and loop.followers:
+            told.discard(LATE)
+            with torch.cuda.stream(loop.followers[0].queue.stream):
+                sleep_on_stream(_CYCLES)
+        launch_step(loop, *arguments)
+
+    def launch_some(group: ExchangeGroup, steps: Sequence[Launch]) -> None:
+        if NEVER in told:
+            steps[0]()
+        else:
+            launch_ranks(group, steps)
+
+    GraphDecodeLoop.launch = launch  # type: ignore[method-assign, assignment]
+    ExchangeGroup.launch = launch_some  # type: ignore[method-assign, assignment]
+
+
+def _on_a_cpu() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+    from baton.engine.decode.slot_state import SlotState
+    from baton.engine.model.modules import Model
+    from services.worker.engine import assembly as module
+    from tests.engine.parallel.host.turn_group import HostGroup
+    from tests.support.triton_interpreter import make_launches_cheap
+
+    assembly: Any = module
+    decode_loop = assembly.decode_loop
+
+    def make(ranks: Sequence[Model], cache: Any, state: SlotState, *arguments: Any, **options: Any) -> Any:
+        if len(ranks) == 1 or not options["serves"]:
+            return decode_loop(ranks, cache, state, *arguments, **options)
+        make_launches_cheap()
+        group, beat = HostGroup(ranks, state.shape.rows), options["before_step"]
+        for number in (NEVER, LATE):
+            signal.signal(number, lambda number, frame: setattr(group, "late", (1, 1)))
+        loop = decode_loop(ranks, cache, state, *arguments, **options, interpreted=True, group=group)
+        launch = loop.launch
+
+        def launch_slowly(*given: Any) -> None:
+            beat(_INTERPRETED_STEP_S)
+            launch(*given)
+
+        loop.launch = launch_slowly
+        return loop
+
+    assembly.decode_loop = make
