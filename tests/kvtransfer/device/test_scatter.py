@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+from baton.device.heads.moves import HeadMoves
+from baton.model_spec.layout import CacheGroup, key_value_planes
+from kvtransfer.device.blocks import DeviceBlocks, DeviceSink, DividedBlocks, LinkBlocks
 from kvtransfer.device.kernels.move_plan import ROW_WORDS
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.device.scatter import DeviceScatter, MovedPiece, Outcome
@@ -25,6 +27,8 @@ PIECE = Piece(
     transfer=7, group=0, ordinal=0, offset=0, length=len(PLACES) * BLOCK_BYTES, staging=1, checksum=0
 )
 UNTOUCHED, SENT = 0x11, 0x42
+# Two heads of four tokens: BLOCK_BYTES in all.
+GROUP = CacheGroup((0,), key_value_planes("float32", 2, 4), 4)
 
 
 class There(FakeEvent):
@@ -42,11 +46,17 @@ class There(FakeEvent):
 class Scatter:
     """One piece, announced; its bytes are in the window, or what was there before."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int) -> None:
+        """`ranks`: devices that have the heads of the blocks."""
         self.pump = Pump(11)
         self.device = device = FakeDevice(self.pump)
-        self.pool = torch.full((BLOCKS, BLOCK_BYTES), UNTOUCHED, dtype=torch.uint8)
-        blocks = DeviceBlocks(device, [self.pool])
+        shape = BLOCKS, BLOCK_BYTES // ranks
+        self.pools = [torch.full(shape, UNTOUCHED, dtype=torch.uint8) for _ in range(ranks)]
+        blocks: LinkBlocks = DeviceBlocks(device, self.pools)
+        # What is emptied in the table of the piece, and stands for how much it moves.
+        self.emptied = [2 + n * ROW_WORDS for n in range(len(PLACES))]
+        if ranks > 1:
+            blocks, self.emptied = DividedBlocks(device, [HeadMoves(GROUP, self.pools)]), [0]
         sink = DeviceSink(
             blocks, lambda transfer, group, ordinal: PLACES[ordinal],
             window_pieces=WINDOW, piece_bytes=PIECE.length,
@@ -61,8 +71,8 @@ class Scatter:
 
     @property
     def lengths(self) -> torch.Tensor:
-        """The lengths in the rows of the piece."""
-        return self.rows[PIECE.staging, 2 : len(PLACES) * ROW_WORDS : ROW_WORDS]
+        """How much the table of the piece says is moved."""
+        return self.rows[PIECE.staging, self.emptied]
 
     def run(self) -> None:
         """All that the device can do."""
@@ -81,12 +91,12 @@ class Scatter:
 
     def written(self) -> list[int]:
         """Blocks that are no more what they were."""
-        return [n for n in range(BLOCKS) if bool((self.pool[n] != UNTOUCHED).any())]
+        return [n for n in range(BLOCKS) if any(bool((pool[n] != UNTOUCHED).any()) for pool in self.pools)]
 
 
-@pytest.fixture
-def scatter() -> Scatter:
-    return Scatter()
+@pytest.fixture(params=[1, 2], ids=["one device", "two devices"])
+def scatter(request: pytest.FixtureRequest) -> Scatter:
+    return Scatter(request.param)
 
 
 def test_a_kernel_starts_when_its_bytes_arrive_without_a_poll(scatter: Scatter) -> None:
@@ -94,7 +104,7 @@ def test_a_kernel_starts_when_its_bytes_arrive_without_a_poll(scatter: Scatter) 
     scatter.arrive()
     scatter.run()
     assert scatter.written() == sorted(PLACES)
-    assert all(bool((scatter.pool[n] == SENT).all()) for n in PLACES)
+    assert all(bool((pool[n] == SENT).all()) for pool in scatter.pools for n in PLACES)
     assert scatter.moved() == [], "the link has not reported yet that they arrived"
     scatter.scatter.start(1)
     assert scatter.moved() == [MovedPiece(PIECE, len(PLACES), Outcome.VALID)]
@@ -120,7 +130,8 @@ def test_cancelled_after_its_bytes_arrived_a_piece_is_waited_for(scatter: Scatte
     scatter.scatter.cancel(PIECE.transfer)
     assert end.query()
     written = scatter.written()
-    scatter.pool[:] = UNTOUCHED  # another's
+    for pool in scatter.pools:
+        pool[:] = UNTOUCHED  # another's
     scatter.pump.stands = False
     scatter.run()
     assert scatter.written() == []
@@ -177,5 +188,5 @@ def test_a_row_is_never_partly_overwritten(scatter: Scatter) -> None:
     before = scatter.rows.clone()
     scatter.scatter.cancel(PIECE.transfer)
     changed = (scatter.rows != before).nonzero().tolist()
-    assert changed == [[PIECE.staging, n * ROW_WORDS + 2] for n in range(len(PLACES))]
+    assert changed == [[PIECE.staging, word] for word in scatter.emptied]
     assert not scatter.lengths.any()
