@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -18,13 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from baton.base.process_stat import is_running
 from tests.e2e.faults.interrupted import Stream, asked, freeze, right
 from tests.e2e.faults.two_pairs.test_lost_workers import all_free
 from tests.e2e.support import failing_exchange, own_engine
-from tests.e2e.support.cluster import eventually
+from tests.e2e.support.cluster import baton_up, eventually
 from tests.e2e.support.failing_exchange import LATE, NEVER
 from tests.e2e.support.workers import Loose, Worker, all_started_again, loose_workers
 from tests.support.checkpoints import make_checkpoint
@@ -153,6 +155,35 @@ async def test_ranks_of_a_cpu(model: Path) -> None:
         log = loose.cluster.log.read_text()
         assert log.count("exchange_timeout") == 1
         assert "engine_failed" not in log
+
+
+@pytest.mark.slow
+@needs_compiler
+async def test_the_supervisor_counts(model: Path) -> None:
+    """The only decode worker ends, and is started again: its stream goes on there."""
+    program = own_engine.program(failing_exchange.__name__)
+    flags = ("--decode-tensor-parallel", "2", "--slots", "2", "--dtype", "float32", "--numerics", "exact")
+    with baton_up(model, *flags, program=program) as cluster:
+        engine_pid = (await cluster.reports())[VICTIM].engine_pid
+        (stream,) = asked(1, seed="counted")
+        async with cluster.stub() as stub:
+            run = asyncio.create_task(stream.run(stub, 20))
+            await eventually(partial(all_as_old, [stream], 3), 60)
+            os.kill(engine_pid, LATE)
+            await run
+        right(model, [stream])
+        assert stream.attempts == 2
+        assert (await cluster.reports())[VICTIM].engine_pid != engine_pid
+        (address,) = [
+            worker.metrics_address
+            for worker in (await cluster.status()).workers
+            if worker.worker.identity.name == VICTIM
+        ]
+        async with httpx.AsyncClient(timeout=10, verify=False) as client:
+            text = (await client.get(f"http://{address}/metrics")).text
+    for name in ("exchange_timeouts_total", "restarts_total"):
+        (value,) = re.findall(rf"^baton_worker_{name}{{.*}} (\S+)$", text, re.MULTILINE)
+        assert float(value) == 1, name
 
 
 @pytest.fixture(scope="module")
