@@ -28,8 +28,8 @@ WINDOW = 3
 STALE = 0x5A
 # Several blocks, one block, and parts of one.
 CUTS = ["several", "one", "parts"]
-# Codes of 48 dimensions have padding behind the scales; 24 make runs that are no multiples of 16 bytes.
-CASES = [("float32", 8, 2), ("bfloat16", 10, 2), (FP8, 48, 4), (FP8, 16, 2)]
+# Codes of 48 dimensions have padding behind the scales; heads of 5 dimensions are no multiples of 16 bytes.
+CASES = [("float32", 8, 2), ("bfloat16", 5, 4), (FP8, 48, 4), (FP8, 16, 2)]
 
 
 def group_of(dtype: str, heads: int, dim: int) -> CacheGroup:
@@ -190,7 +190,7 @@ def test_a_cleared_table_moves_nothing() -> None:
 @pytest.mark.parametrize(("cut", "grid"), [("several", (5, 1)), ("one", (1, 1)), ("parts", (2, 3))])
 @pytest.mark.parametrize(
     ("dtype", "dim", "count"),
-    [("bfloat16", 10, 2), (FP8, 48, 2), pytest.param(FP8, 48, 4, marks=pytest.mark.slow)],
+    [("bfloat16", 5, 4), (FP8, 48, 2), pytest.param(FP8, 48, 4, marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("how", [KERNEL])
 def test_the_kernel_does_as_the_reference(
@@ -212,6 +212,7 @@ def test_the_kernel_does_as_the_reference(
         if not gathers:
             whole[8:-8] = bytes_of(sent.whole, piece, numbers).view(torch.int32)
         aligned = one.aligned(4 * words.start, 4 * words.stop)
+        assert aligned == (dim != 5)
         if DEVICE == "cuda":
             table = table.pin_memory()
         theirs, sums = whole.to(DEVICE, copy=True), torch.full((SUM_PARTS,), 7, dtype=torch.int64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,23 +48,30 @@ def several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_loader, "SEVERAL_GPUS", True)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SteppedEngine]:
+    """An engine of one GPU in float32, without a prefix cache."""
+    folder = tmp_path_factory.mktemp("alone")
+    made = SteppedEngine(folder, prefix_cache=False, **settings_of(folder))
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize(("source", "target"), [(1, 2), (2, 1), (2, 2)])
 @pytest.mark.parametrize("transport", ["grpc", "ipc", "nccl"])
-def test_handoffs_change_no_token(tmp_path: Path, transport: Transport, source: int, target: int) -> None:
+def test_handoffs_change_no_token(
+    tmp_path: Path, alone: SteppedEngine, transport: Transport, source: int, target: int
+) -> None:
     """In float32 the tokens are those of one GPU; a window's blocks, and others', go whole."""
     settings = settings_of(tmp_path, transport=transport)
-    alone = SteppedEngine(tmp_path, prefix_cache=False, **settings)
-    with (
-        contextlib.closing(alone),
-        contextlib.closing(
-            Pair(
-                tmp_path,
-                source={**settings, **devices(source, SENDERS)},
-                **settings,
-                **devices(target, RECEIVERS),
-            )
-        ) as pair,
-    ):
+    with contextlib.closing(
+        Pair(
+            tmp_path,
+            source={**settings, **devices(source, SENDERS)},
+            **settings,
+            **devices(target, RECEIVERS),
+        )
+    ) as pair:
         assert [rank.device.index for rank in pair.target.model.ranks] == list(RECEIVERS[target])
         for length in (9, 23, 70):
             prompt = words(length, seed=length)
@@ -109,14 +117,13 @@ def test_a_handoff_to_two_in_fewer_bits(tmp_path: Path, dtype: str) -> None:
         pair.assert_free()
 
 
-def test_a_sequence_that_two_gpus_swapped_out_goes_on(tmp_path: Path) -> None:
+def test_a_sequence_that_two_gpus_swapped_out_goes_on(tmp_path: Path, alone: SteppedEngine) -> None:
     settings = settings_of(tmp_path)
-    alone = SteppedEngine(tmp_path, prefix_cache=False, **settings)
     pair = Pair(
         tmp_path, source=dict(settings), kv_blocks=25, reserve_output_tokens=4, host_kv_mb=1,
         **settings, **devices(2, RECEIVERS),
     )  # fmt: skip
-    with contextlib.closing(alone), contextlib.closing(pair):
+    with contextlib.closing(pair):
         requests = [pair.begin(pair.reserve(words(20, seed=seed), 60), 60) for seed in (9, 8)]
         pair.run_until(lambda: all(map(pair.ended, requests)))
         assert pair.report().sequences_swapped_out > 0
@@ -125,27 +132,27 @@ def test_a_sequence_that_two_gpus_swapped_out_goes_on(tmp_path: Path) -> None:
         pair.assert_free()
 
 
-def test_tiers_of_two_gpus_are_read_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiers_of_two_gpus_are_read_by_one(
+    tmp_path: Path, alone: SteppedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks that a worker of two evicted to host memory and to its disk."""
     settings = settings_of(tmp_path)
-    alone = SteppedEngine(tmp_path, prefix_cache=False, **settings)
     prompts = [words(40, seed=seed) for seed in range(3)]
     room = 10 * sum(group.block_bytes for group in alone.model.layout.groups)
     monkeypatch.setattr(
         prefix_cache_setup, "HostBlockStore", lambda cache, _, disk: HostBlockStore(cache, room, disk)
     )
     tiers: dict[str, Any] = {"prefix_host_mb": 1, "prefix_disk_dir": str(tmp_path / "disk")}
-    with contextlib.closing(alone):
-        for count in (2, 1):
-            folder = tmp_path / str(count)
-            folder.mkdir()
-            engine = SteppedEngine(
-                folder, "both", "their secret", kv_blocks=14, **tiers, **settings, **devices(count, RECEIVERS)
-            )
-            with contextlib.closing(engine):
-                for prompt in prompts:
-                    assert ask(engine, prompt)[0] == ask(alone, prompt)[0]
-                    turn_while_the_disk_works(engine)
-                found = report(engine)
-                assert (found.disk_hits > 4) == (count == 1), found
-                assert found.disk_corrupt == 0
+    for count in (2, 1):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        engine = SteppedEngine(
+            folder, "both", "their secret", kv_blocks=14, **tiers, **settings, **devices(count, RECEIVERS)
+        )
+        with contextlib.closing(engine):
+            for prompt in prompts:
+                assert ask(engine, prompt)[0] == ask(alone, prompt)[0]
+                turn_while_the_disk_works(engine)
+            found = report(engine)
+            assert (found.disk_hits > 4) == (count == 1), found
+            assert found.disk_corrupt == 0
