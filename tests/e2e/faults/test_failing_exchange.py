@@ -146,8 +146,15 @@ async def failed_once(model: Path, loose: Loose, fault: signal.Signals, seed: st
     return gone_s
 
 
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides what GPUs there are from the processes that a test starts."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
 @pytest.mark.slow
 @needs_compiler
+@pytest.mark.usefixtures("no_gpu")
 async def test_ranks_of_a_cpu(model: Path) -> None:
     with workers_on(model, {}, {}) as loose:
         gone_s = await failed_once(model, loose, NEVER, "ranks of a CPU", most=40)
@@ -159,11 +166,12 @@ async def test_ranks_of_a_cpu(model: Path) -> None:
 
 @pytest.mark.slow
 @needs_compiler
+@pytest.mark.usefixtures("no_gpu")
 async def test_the_supervisor_counts(model: Path) -> None:
     """The only decode worker ends, and is started again: its stream goes on there."""
     program = own_engine.program(failing_exchange.__name__)
     flags = ("--decode-tensor-parallel", "2", "--slots", "2", "--dtype", "float32", "--numerics", "exact")
-    with baton_up(model, *flags, program=program) as cluster:
+    with baton_up(model, *flags, program=program, every_gpu=True) as cluster:
         engine_pid = (await cluster.reports())[VICTIM].engine_pid
         (stream,) = asked(1, seed="counted")
         async with cluster.stub() as stub:

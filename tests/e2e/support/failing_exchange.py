@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ import torch
 NEVER, LATE = signal.SIGUSR1, signal.SIGUSR2
 # Longer than the deadline of 2 s, and a quarter of it more, at up to 2 GHz.
 _CYCLES = 7_000_000_000
+# Steps on GPUs are at least so far apart, so that a small model's streams last.
+_STEP_S = 0.005
 # A step in the interpreter may take so long on a busy machine.
 _INTERPRETED_STEP_S = 30.0
 
@@ -45,6 +48,7 @@ def _on_gpus() -> None:
     launch_step, launch_ranks = GraphDecodeLoop.launch, ExchangeGroup.launch
 
     def launch(loop: GraphDecodeLoop, *arguments: Any) -> None:
+        time.sleep(_STEP_S)
         if LATE in told and loop.followers:
             told.discard(LATE)
             with torch.cuda.stream(loop.followers[0].queue.stream):
