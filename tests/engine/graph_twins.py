@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from baton.device.streams.graphs import Graph
 from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.memory.kv_cache import KVCache
@@ -69,14 +70,14 @@ class GraphTwins:
         self.sequences = scattered_sequences(lengths, blocks, len(layout.groups), config.vocab_size)
         self.done = [0] * len(lengths)
         self.steps = self.replayed = 0
-        replay = self.graphed.graphs.replay
+        prepare = self.graphed.graphs.prepare
 
-        def counted(step: StepInputs, joined: JoinedRows | None = None) -> bool:
-            found = replay(step, joined)
-            self.replayed += found
+        def counted(step: StepInputs, joined: JoinedRows | None = None) -> Graph | None:
+            found = prepare(step, joined)
+            self.replayed += found is not None
             return found
 
-        self.graphed.graphs.replay = counted  # type: ignore[method-assign]
+        self.graphed.graphs.prepare = counted  # type: ignore[method-assign]
 
     def check(self, pieces: Pieces) -> None:
         """Runs a step both ways: rows and caches are the same, bit for bit, whatever an earlier one left."""

@@ -133,6 +133,7 @@ class LocalEngine:
         ring_slots: int | None = None,
         cache_dtype: str | None = None,
         mixed: Literal["", "graphs", "eager"] = "",
+        prompts: Literal["", "graphs", "eager"] = "",
         rows_per_slot: int = 1,
         lookup_tokens: int = 0,
         lookahead_bytes: int = 0,
@@ -142,17 +143,19 @@ class LocalEngine:
         ranks: int = 1,
         bounds: StepBounds | None = None,
         clock: Callable[[], float] = time.monotonic,
-        group: Callable[[Run[Model], int], DeviceGroup] | None = None,
+        group: Callable[[Run[Model], int, int], DeviceGroup] | None = None,
         formats: Callable[[ModelConfig], Formats] = lambda config: UNQUANTIZED,
     ) -> None:
         """`checkpoint`: the folder holds one; else a random model is made, of CONFIG with `changes`.
         `longest`: a sequence's tokens. `ring_slots`: slots that mailbox and ring are sized for; by default
         `slots`. `ranks`: devices that divide the model; with `graph` prompts are computed on one, and their
-        blocks handed over. `cache_dtype`: by default `dtype`. `mixed`: prefill steps are by kernels, and
-        decode steps join them, in graphs or not; with `graph` only. `adaptive`: a policy chooses how many
+        blocks handed over, unless they are by kernels. `cache_dtype`: by default `dtype`. `prompts`: prefill
+        steps are by kernels, in graphs or not; with `graph` only. `mixed`: the same, and decode steps join
+        them. `adaptive`: a policy chooses how many
         rows drafts get. `proposer`: makes what proposes drafts. `lookahead_bytes`: of a lookahead table; 0:
         there is none. `bounds`: of prefill steps; by default `chunk` tokens. `clock`: of the decode loop by
-        graphs. `group`: makes what the ranks of models exchange through in graphs' steps of so many rows.
+        graphs. `group`: makes what the ranks of models exchange through in graphs' steps, of so many rows of
+        decode and of prefill steps; None: as GPUs do.
         `formats`: which matrices are in fewer bits; by default none, whatever the checkpoint has."""
         weights_dtype = getattr(torch, dtype)
         places = [f"cuda:{rank}" if device == "cuda" and ranks > 1 else device for rank in range(ranks)]
@@ -187,14 +190,18 @@ class LocalEngine:
         table = LookaheadTable(slots, lookahead_bytes, vocab, place) if lookahead_bytes else None
         self.state = SlotState(slots, widths, vocab, place, rows_per_slot, lookup_tokens, table)
         self.decode: DecodeLoop
+        self.group: DeviceGroup | None = None
+        by_kernels = mixed or prompts
         if graph:
             from baton.engine.decode.draft_rows import proposals_of
             from baton.engine.executor.decode_factory import decode_loop
 
+            if ranks > 1:
+                self.group = self._exchange(models, chunk if by_kernels else 0, group)
             self.decode = decode_loop(
                 models, cache, self.state, rings, memory, exact=numerics == "exact", mixes=bool(mixed),
                 interpreted=True, propose=proposer and proposals_of(self.state, proposer(self.state)),
-                adaptive=adaptive, clock=clock, group=group and group(models, self.state.shape.rows),
+                adaptive=adaptive, clock=clock, group=self.group,
             )  # fmt: skip
         else:
             box, ring, progress = rings.mailbox(memory), rings.writer(memory), rings.progress(memory)
@@ -205,8 +212,8 @@ class LocalEngine:
         self._handed_over: SplitKVCache | None = None
         # Prefill steps that a decode step was part of.
         self.mixed_steps = 0
-        if mixed:
-            self.prefill = self._mixing(model, chunk, graphs=mixed == "graphs")
+        if by_kernels:
+            self.prefill = self._by_kernels(models, caches, chunk, graphs=by_kernels == "graphs")
         else:
             if graph and ranks > 1:
                 # Prompts are another worker's, which has one device.
@@ -224,17 +231,45 @@ class LocalEngine:
         self.finish: dict[tuple[int, int], Finish] = {}
         self.tables: dict[tuple[int, int], BlockTables] = {}
 
-    def _mixing(self, model: Model, chunk: int, *, graphs: bool) -> PrefillSteps:
-        from baton.engine.prefill.gpu_pass import PrefillPass
+    def _exchange(
+        self, models: Run[Model], chunk: int, make: Callable[[Run[Model], int, int], DeviceGroup] | None
+    ) -> DeviceGroup:
+        from baton.engine.decode.gpu_group import gpu_group
+        from baton.engine.prefill.attention import product_rows
 
-        joined = tuple(self.decode.mixed.values())
-        passes = PrefillPass(model, self.cache, chunk, None, joined=joined)
-        rows = chunk + max(each.rows for each in joined) if graphs else 0
-        passes.capture(GraphBounds(rows, least_chunks=2, entries=256))
-        assert not passes.uncaptured
-        if model.device.type == "cuda":
-            torch.cuda.synchronize()
-        return PrefillSteps(passes, self.scheduler, self.decode.stream or compute_stream(model.device))
+        rows = self.state.shape.rows
+        return (make or gpu_group)(models, rows, product_rows(chunk + rows) if chunk else 0)
+
+    def _by_kernels(
+        self, models: Run[Model], caches: Run[KVCache], chunk: int, *, graphs: bool
+    ) -> PrefillSteps:
+        from baton.engine.prefill.gpu_pass import PrefillPass
+        from baton.engine.prefill.group_pass import GroupPass
+
+        joined, group = tuple(self.decode.mixed.values()), self.group
+        rows = chunk + max((each.rows for each in joined), default=0) if graphs else 0
+        bounds = GraphBounds(rows, least_chunks=2, entries=256)
+        made: PrefillPass | GroupPass
+        if group is None:
+            made = PrefillPass(models[0], caches[0], chunk, None, joined=joined)
+            made.capture(bounds)
+        else:
+            joins = [joined, *zip(*(each.followers for each in joined), strict=True)] if joined else []
+            passes = [
+                PrefillPass(model, cache, chunk, None, joined=joins[rank] if joins else (), exchange=exchange)
+                for rank, (model, cache, exchange) in enumerate(zip(models, caches, group.ranks, strict=True))
+            ]
+            made = GroupPass(passes, group)
+            with group.solo():
+                if models[0].device.type == "cuda":
+                    made.warm()
+                made.capture(bounds)
+        assert not made.uncaptured
+        if models[0].device.type == "cuda":
+            for model in models:
+                torch.cuda.synchronize(model.device)
+        stream = self.decode.stream or compute_stream(*(model.device for model in models))
+        return PrefillSteps(made, self.scheduler, stream, group=group)
 
     def start(self, prompt: Iterable[int], **fields: Any) -> tuple[int, int]:
         """Prefills a prompt and admits it. Returns (slot, generation); raises OutOfBlocksError.

@@ -147,6 +147,43 @@ class TorchStream:
         return host.copy_(tensor, non_blocking=True)
 
 
-def compute_stream(device: torch.device) -> ComputeStream:
-    """A stream of its own on a GPU; a `HostStream` on a CPU."""
-    return TorchStream(device) if device.type == "cuda" else HostStream()
+class StreamGroup:
+    """A `ComputeStream` on several GPUs: what is enqueued on one of them while it is active is on that one's
+    stream. Events and copies are the first one's."""
+
+    asynchronous = True
+
+    def __init__(self, first: TorchStream, others: Sequence[TorchStream]) -> None:
+        self._first = first
+        self._others = others
+
+    @property
+    def in_turn(self) -> bool:
+        return self._first.in_turn
+
+    @contextlib.contextmanager
+    def activate(self) -> Iterator[None]:
+        with contextlib.ExitStack() as active:
+            # The first one's last: it is the current device then.
+            for stream in (*self._others, self._first):
+                active.enter_context(stream.activate())
+            yield
+
+    def record_event(self) -> TimedEvent:
+        return self._first.record_event()
+
+    def copy_to_host(self, tensor: Tensor) -> Tensor:
+        return self._first.copy_to_host(tensor)
+
+
+def compute_stream(device: torch.device, *others: torch.device) -> ComputeStream:
+    """A stream of its own on a GPU, or one on each of several; a `HostStream` on a CPU."""
+    if device.type != "cuda":
+        return HostStream()
+    first = TorchStream(device)
+    return StreamGroup(first, [TorchStream(other) for other in others]) if others else first
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Makes a GPU torch's current device within the context; does nothing for a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

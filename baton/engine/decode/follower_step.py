@@ -42,7 +42,7 @@ class FollowerStep:
         self._shape = shape
         self._exchange = exchange
         self._rows = StepRows.empty(shape.rows, model.device)
-        self._pass = DecodePass(
+        self.pass_ = DecodePass(
             model, cache, block_tables, shape.rows, options, step_rows=self._rows, exchange=exchange
         )
         self.queue = GraphStream(model.device)
@@ -53,7 +53,12 @@ class FollowerStep:
         self.queue.drain()
         return graphs
 
-    def _run(self, bucket: int) -> None:
+    def begin(self, bucket: int) -> None:
+        """Launches what comes before the layers and the embedding: the wait for a step's rows, of which there
+        are up to `bucket`, and the plan of their attention."""
         self._exchange.begin(self._rows.sent)
-        plan_attention(self._pass, self._rows.control, self._shape, bucket)
-        self._pass.run(bucket)
+        plan_attention(self.pass_, self._rows.control, self._shape, bucket)
+
+    def _run(self, bucket: int) -> None:
+        self.begin(bucket)
+        self.pass_.run(bucket)

@@ -196,15 +196,23 @@ class GraphStep:
         self.begin(bucket, features)
         if drafts:
             self.draft_rows.add(bucket, self.pass_.policy(bucket).fixed)
-        if self._exchange is not None:
-            self._exchange.begin(self._rows.sent)
+        self.send_rows()
         self.plan(bucket, self.draft_rows.depth if drafts else None)
         logits = self.pass_.run(bucket, self._row_count if drafts else None)
-        if self._exchange is not None:
-            # What follows has no rows where the exchange has failed: nothing is drawn from such logits, and
-            # no slot advances.
-            self._row_count.mul_(self._exchange.whole)
+        self.keep_if_whole()
         return logits
+
+    def send_rows(self) -> None:
+        """Launches the first node of the exchange, which sends the step's rows to the other devices; nothing
+        where there are none."""
+        if self._exchange is not None:
+            self._exchange.begin(self._rows.sent)
+
+    def keep_if_whole(self) -> None:
+        """Launches, behind the head, what takes all rows from the step where the exchange has failed: nothing
+        is drawn from such logits, and no slot advances."""
+        if self._exchange is not None:
+            self._row_count.mul_(self._exchange.whole)
 
     def attend_alone(self, bucket: int, *, drafts: bool) -> None:
         """Launches the plan and the attention of a step, of the rows that `set_rows` has written."""

@@ -14,7 +14,6 @@ from baton.engine.executor.reference_decode_loop import ReferenceDecodeLoop
 from baton.engine.memory.kv_cache import BlockMemory
 from baton.engine.model.modules import Model
 from baton.engine.model.reference import ReferenceModel
-from baton.engine.parallel.exchange import DEADLINE_S
 from baton.engine.parallel.rank_exchange import DeviceGroup
 from baton.engine.shared_memory.layout import SharedRings
 
@@ -34,7 +33,6 @@ def decode_loop(
     propose: Callable[[], None] | None = None,
     adaptive: bool = False,
     clock: Callable[[], float] = time.monotonic,
-    deadline_s: float = DEADLINE_S,
     group: DeviceGroup | None = None,
 ) -> DecodeLoop:
     """The loop for a model's devices, one a rank, and its precision. On GPUs this compiles and captures:
@@ -43,8 +41,8 @@ def decode_loop(
     `serves`: False where no slot will ever be admitted, and nothing need be captured. `mixes`: whether steps
     of graphs may be part of prefill steps. `interpreted`: graphs on a CPU too, whose kernels run in Triton's
     interpreter. `before_step`: see `ReferenceDecodeLoop`. `propose`: of graphs, see `DraftRows`.
-    `adaptive`: see `DecodeLoop`. `clock`: of graphs, monotonic seconds. `deadline_s`: the longest that one of
-    several GPUs waits for another. `group`: how the ranks exchange in steps of graphs; None: as GPUs do.
+    `adaptive`: see `DecodeLoop`. `clock`: of graphs, monotonic seconds. `group`: how the ranks exchange in
+    steps of graphs; None: as GPUs that compute no prompts do.
     """
     model = ranks[0]
     on_gpu = model.device.type == "cuda" and model.precision.activations != torch.float64
@@ -59,7 +57,7 @@ def decode_loop(
         if group is None and len(ranks) > 1:
             from baton.engine.decode.gpu_group import gpu_group
 
-            group = gpu_group(ranks, state.shape.rows, deadline_s)
+            group = gpu_group(ranks, state.shape.rows)
         own, *others = cache.ranks
         return GraphDecodeLoop(
             model, own, state, rings, host, options, clock, mixes=mixes, propose=propose, adaptive=adaptive,

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 
 from baton.device.host_memory import HostMemory
-from baton.device.streams.cuda_stream import TorchStream
+from baton.device.streams.cuda_stream import StreamGroup, TorchStream
 from baton.device.streams.graphs import Graph, GraphStream
 from baton.device.streams.stream import ComputeStream, Event
 from baton.engine.decode.draft_rows import Propose, lookup_in
@@ -75,9 +75,7 @@ class GraphDecodeLoop(DecodeLoop):
         """`mixes`: whether steps may be part of prefill steps. `propose`: see `DraftRows`; None: drafts are
         looked up in the state's history, where it has one, and in its lookahead table. `adaptive`: see
         `DecodeLoop`. `followers`: model and cache on each of the worker's other devices, by rank, which
-        exchange through `group`. ValueError where `mixes` or drafts come with followers."""
-        if mixes and followers:
-            raise ValueError("steps of several devices are no part of prefill steps")
+        exchange through `group`. ValueError where drafts come with followers."""
         propose = propose or lookup_in(state)
         self._fill: LookaheadFill | None = None
         if state.lookahead is not None and state.history is not None:
@@ -91,7 +89,7 @@ class GraphDecodeLoop(DecodeLoop):
             for (other, own), exchange in zip(followers, filter(None, others), strict=True)
         ]
         batches = mixed_batches_up_to(state.shape.slots) if mixes else []
-        mixed = [JoinedDecodeRows(self.step_state, batch) for batch in batches]
+        mixed = [JoinedDecodeRows(self.step_state, batch, self.followers) for batch in batches]
         shared = memory.memory
         draft_batches = [] if propose is None else draft_batches_up_to(state.shape)
         super().__init__(
@@ -233,8 +231,13 @@ class GraphDecodeLoop(DecodeLoop):
 
     @property
     def stream(self) -> ComputeStream | None:
-        steps = self.queue.stream
-        return None if steps is None else TorchStream(steps.device, steps)
+        # On each device in turn with that one's decode steps, so that all have them in the same order.
+        queues = [self.queue, *(follower.queue for follower in self.followers)]
+        streams = [queue.stream for queue in queues if queue.stream is not None]
+        if not streams:
+            return None
+        first, *others = (TorchStream(steps.device, steps) for steps in streams)
+        return StreamGroup(first, others) if others else first
 
     def write_masks(self, masks: Sequence[SlotMask]) -> None:
         super().write_masks(masks)

@@ -22,6 +22,7 @@ from baton.device.streams.upload import put_values
 from baton.engine.device_watchdog import DeviceWatchdog
 from baton.engine.executor.step_handle import ChunkResult, PrefillHandle
 from baton.engine.forward.joined_rows import JoinedRows
+from baton.engine.parallel.rank_exchange import DeviceGroup
 from baton.engine.plan.prefill_scheduler import PrefillScheduler
 from baton.engine.plan.prefill_state import PrefillState
 from baton.engine.plan.step_plan import Chunk, StepPlan, step_of
@@ -45,10 +46,13 @@ class PrefillSteps:
         stream: ComputeStream,
         clock: Callable[[], float] = time.monotonic,
         before_step: Callable[[float], None] | None = None,
+        group: DeviceGroup | None = None,
     ) -> None:
         """`before_step` is called with the predicted seconds of a step before it is launched: one that the
-        host computes itself blocks its caller."""
+        host computes itself blocks its caller. `group`: through which the devices of the pass exchange; None
+        where they do not."""
         self._pass = prompt_pass
+        self._group = group
         self._stream = stream
         self._clock = clock
         self.scheduler = scheduler
@@ -69,6 +73,8 @@ class PrefillSteps:
         self.host_s = 0.0  # of the host, to launch them; on a CPU, to run them
         self._under_way: deque[PrefillHandle] = deque()
         self._watchdog = DeviceWatchdog(clock)
+        if group is not None:
+            self._watchdog = DeviceWatchdog(clock, deadline_s=group.deadline_s, check=group.check)
         self._launched_s = 0.0  # what the step launched last should take
         self._before_step = before_step
         self._unfinalized: list[PrefillHandle] = []
@@ -87,7 +93,7 @@ class PrefillSteps:
 
     def device_hung(self) -> bool:
         """Returns whether a step is under way and none ends (`DeviceWatchdog`); to be called once per
-        iteration."""
+        iteration. Raises ExchangeTimeoutError where a device waited for another in vain."""
         expected_s = self.expected_step_s or _UNMEASURED_STEP_S
         return self._watchdog.look(
             pending=self.under_way, progress=self.steps_ended, expected_step_s=expected_s
@@ -122,13 +128,16 @@ class PrefillSteps:
             results = [ChunkResult(chunk, now_ns) for chunk in plan.chunks]
             tokens = self._draw(results, hidden)
             self._add_prompt_logprobs(results, hidden)
+            whole = None
+            if self._group is not None:  # of the last exchange, and so of all before
+                whole = self._stream.copy_to_host(self._group.ranks[0].whole)
             end = self._stream.record_event()
         if self._stream.asynchronous:
             # Behind decode steps it begins later: when, is seen (`_see_begun`).
             waits = self.state.in_turn and self.scheduler.beside_decode and not self._under_way
             self.state.ends_at = math.inf if waits else max(now, self.state.ends_at) + plan.expected_s
         self.host_s += self._clock() - now
-        handle = PrefillHandle(plan, results, tokens, begun, end, self.state.ends_at)
+        handle = PrefillHandle(plan, results, tokens, begun, end, self.state.ends_at, whole)
         self._under_way.append(handle)
         self.state.under_way.append(plan)
         if len(self._under_way) == 1:  # else the one that runs was polled before
@@ -149,12 +158,16 @@ class PrefillSteps:
 
     def ended(self) -> list[ChunkResult]:
         """The results of all steps that have ended since; of sequences that were removed there are none.
-        `finalize` must be called next, so that results can be sent before it."""
+        `finalize` must be called next, so that results can be sent before it. A step in which one of several
+        devices waited for another in vain has no results, nor has any behind it."""
         results: list[ChunkResult] = []
         self._see_begun()
         ran_at, self.ended_after_ns = self._running_at, self._looked_ns
         self._see_running()
         while self._under_way and self._under_way[0].end.query():
+            whole = self._under_way[0].whole
+            if whole is not None and not int(whole):
+                break
             step = self._under_way.popleft()
             self.state.under_way.popleft()
             # The host may see it late: launching the next step, kernel by kernel, takes it some ms.

@@ -50,7 +50,8 @@ class ChunkResult:
 class PrefillHandle:
     """A step with chunks of prompts. `results`: of each chunk; `tokens` [results that draw one] int64 on the
     host; both are valid once it has ended. `ends_at`: when it was expected to, by the executor's clock;
-    infinite where it waits for decode steps."""
+    infinite where it waits for decode steps. `whole` [1] on the host, of several devices: then 0 where one of
+    them has waited for another in vain, and nothing that the step computed may be used."""
 
     plan: StepPlan
     results: list[ChunkResult]
@@ -58,6 +59,7 @@ class PrefillHandle:
     begun: TimedEvent
     end: TimedEvent
     ends_at: float
+    whole: Tensor | None = None
 
     def ended(self) -> bool:
         """Returns whether all of it has run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from baton.engine.forward.workspace import Workspace
@@ -14,6 +15,10 @@ class JoinedRows(Protocol):
     `workspace` has these rows first."""
 
     rows: int
+
+    @property
+    def followers(self) -> Sequence[JoinedRows]:
+        """The same rows on the worker's other devices, by rank."""
 
     def begin(self, workspace: Workspace) -> None:
         """Launches what comes before the layers, and the embedding."""

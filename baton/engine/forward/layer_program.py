@@ -9,6 +9,8 @@ products.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 from baton.engine.forward.layers.attention import Attend, run_attention
@@ -38,17 +40,28 @@ def embed_rows(model: Model, workspace: Workspace, rows: int, token: Tensor, pos
 def run_layers(model: Model, workspace: Workspace, rows: int, attend: Attend, gemm: Gemm) -> None:
     """Launches all layers over the first `rows` rows of the workspace's `hidden`, in place. Which of them
     hold a token stands in `workspace.experts`, where the model has any."""
+    for _ in layer_launches(model, workspace, rows, attend, gemm):
+        pass
+
+
+def layer_launches(
+    model: Model, workspace: Workspace, rows: int, attend: Attend, gemm: Gemm
+) -> Iterator[None]:
+    """Launches what `run_layers` does, each layer's attention, then its MLP, as it is advanced: behind both
+    the ranks of a model that is divided add up what they have."""
     hidden, qkv, inner = workspace.hidden[:rows], workspace.qkv[:rows], workspace.inner[:rows]
     behind = [*(layer.attention.qkv for layer in model.layers[1:]), model.head]
     for layer, following in zip(model.layers, behind, strict=True):
         mlp_norm = next((product.norm for product in layer.mlp.products()), None)
         run_attention(gemm, layer.attention, hidden, qkv, attend, mlp_norm)
+        yield
         match layer.mlp:
             case DenseMlp():
                 run_dense_mlp(gemm, layer.mlp, hidden, inner, following.norm)
             case ExpertsMlp():
                 assert workspace.experts is not None
                 run_experts(workspace.experts, layer.mlp, hidden)
+        yield
 
 
 def attention_heads(model: Model) -> list[Heads]:

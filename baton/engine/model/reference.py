@@ -38,6 +38,11 @@ class Rows:
     query_start: list[int]
     block_tables: tuple[Tensor, ...]
 
+    def on(self, device: torch.device) -> Rows:
+        """The same rows on a device."""
+        tables = tuple(table.to(device) for table in self.block_tables)
+        return Rows(self.token_ids.to(device), self.positions.to(device), self.query_start, tables)
+
 
 class ReferenceModel:
     """Runs a model's modules with the plain-torch kernels; of several ranks, one after the other."""
@@ -58,7 +63,7 @@ class ReferenceModel:
         """
         last = len(self._ranks) - 1
         passes = [
-            rank_pass(model, rows, mine, between_layers if rank == last else None)
+            rank_pass(model, rows.on(model.device), mine, between_layers if rank == last else None)
             for rank, (model, mine) in enumerate(zip(self._ranks, cache.ranks, strict=True))
         ]
         return run_in_turn(passes)[0]
@@ -67,7 +72,8 @@ class ReferenceModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [M, hidden] from `forward` → [M, vocab] in the dtype of the activations; each rank computes
         its part of the vocabulary."""
-        parts = [linear(hidden, model.head.linear.weight) for model in self._ranks]
+        weights = [model.head.linear.weight for model in self._ranks]
+        parts = [linear(hidden.to(weight.device), weight).to(hidden.device) for weight in weights]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 

@@ -133,13 +133,18 @@ class Exchange:
         bytes_ = self._arenas[rank][at : at + shape.part_bytes]
         return bytes_.view(self._dtype).view(shape.rows, shape.width)
 
-    def begin(self, rank: int, rows: Tensor) -> None:
+    def begin(self, rank: int, rows: Tensor | None) -> None:
         """Enqueues the first node of a step. `rows` [words] int32: on the first device what followers are
-        sent, on a follower where it gets them; its first word is the number of rows."""
-        shape, address = self.shape, rows.data_ptr()
-        if rows.numel() != shape.words or rows.dtype != torch.int32:
+        sent, on a follower where it gets them; its first word is the number of rows. None: nothing is sent,
+        since the host has given each device its rows."""
+        shape = self.shape
+        if rows is None:
+            begin = BeginArguments(inboxes=shape.inboxes_at)
+        elif rows.numel() != shape.words or rows.dtype != torch.int32:
             raise ValueError(f"{rows.numel()} words of {rows.dtype}, not {shape.words} of int32")
-        begin = BeginArguments(address, address, shape.inboxes_at, shape.words)
+        else:
+            address = rows.data_ptr()
+            begin = BeginArguments(address, address, shape.inboxes_at, shape.words)
         self._launch(rank, self._constants(rank), "begin_step", 1, begin)
 
     def reduce(

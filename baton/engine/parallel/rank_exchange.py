@@ -1,12 +1,16 @@
 """A step's exchange, as the step of one rank sees it: its nodes, in the order that all ranks share.
 
-begin ─ ( part, reduce ) twice a layer ─ end
+    begin ─ ( part, reduce ) twice a layer ─ end      decode and prefill steps
+    begin ─ end                                       logits alone, of rows that a prefill step has computed
+
+All steps of a worker's devices are counted together, in the order in which the host launches them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import zip_longest
 from typing import Protocol
 
 from torch import Tensor
@@ -17,6 +21,9 @@ from baton.engine.parallel.exchange import Exchange
 Launch = Callable[[], None]
 """Enqueues the work of a step on one device."""
 
+Launches = Iterator[None]
+"""Enqueues the work of a step on one device piece by piece: up to its next sum each time it is advanced."""
+
 
 class RankExchange(Protocol):
     """One rank's nodes of a step. `logits` [R, vocabulary]: of all ranks, in the first one's memory; `whole`
@@ -26,9 +33,9 @@ class RankExchange(Protocol):
     logits: Tensor
     whole: Tensor
 
-    def begin(self, rows: Tensor) -> None:
+    def begin(self, rows: Tensor | None) -> None:
         """Enqueues the first node: `rows` [words] int32 goes from the first rank's step to those of the
-        others, as their `rows`; the first word is the number of rows."""
+        others, as their `rows`; the first word is the number of rows. None on all ranks: nothing is sent."""
 
     def part(self, rows: int) -> Tensor:
         """[rows, width]: where this rank writes its part of the next sum."""
@@ -38,8 +45,9 @@ class RankExchange(Protocol):
         and `norm` of that into its tensor [R, width]."""
 
     def end(self, part: Tensor, column: int) -> None:
-        """Enqueues the last node: `part` [R, n], this rank's logits, goes to `logits` from `column` on.
-        Raises ValueError where the step had more or fewer sums than all have."""
+        """Enqueues the last node: `part` [R, n], this rank's logits, goes to `logits` from `column` on; a
+        step without logits has no rows. Raises ValueError where the step had sums, but not as many as all
+        have."""
 
 
 class DeviceGroup(Protocol):
@@ -56,6 +64,10 @@ class DeviceGroup(Protocol):
     def launch(self, steps: Sequence[Launch]) -> None:
         """Enqueues one step, whose part on each rank is launched by one of `steps`."""
 
+    def launch_in_turns(self, steps: Sequence[Launches]) -> None:
+        """Enqueues one step piece by piece, rank by rank: the launches of no device are further ahead of
+        those of another than to its next sum, at which it would wait for it."""
+
     def check(self) -> None:
         """Raises ExchangeTimeoutError where a device has waited for another longer than the deadline; does
         not wait for any."""
@@ -71,7 +83,7 @@ class ExchangeNodes:
         self._rank = rank
         self._sums = 0
 
-    def begin(self, rows: Tensor) -> None:
+    def begin(self, rows: Tensor | None) -> None:
         self._sums = 0
         self._exchange.begin(self._rank, rows)
 
@@ -83,7 +95,7 @@ class ExchangeNodes:
         self._exchange.reduce(self._rank, self._sums, hidden, post_norm, norm)
 
     def end(self, part: Tensor, column: int) -> None:
-        if self._sums != self._exchange.shape.sums:
+        if self._sums not in (0, self._exchange.shape.sums):
             raise ValueError(f"{self._sums} sums of {self._exchange.shape.sums} in a step")
         self._exchange.end(self._rank, part, self.logits[: part.shape[0]], column)
 
@@ -105,6 +117,10 @@ class ExchangeGroup:
     def launch(self, steps: Sequence[Launch]) -> None:
         for step in steps:
             step()
+
+    def launch_in_turns(self, steps: Sequence[Launches]) -> None:
+        for _ in zip_longest(*steps):
+            pass
 
     def check(self) -> None:
         self.exchange.check()

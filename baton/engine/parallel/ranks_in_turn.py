@@ -1,5 +1,5 @@
-"""Ranks of a model that one process computes in turn: how a CPU worker has several, and what devices that run
-at once are compared with.
+"""Ranks of a model that one process computes in turn: how a CPU worker has several, how several GPUs compute
+prompts in mode `exact`, and what devices that run at once are compared with.
 
 A rank's pass is a generator. It yields its partial sum wherever all ranks' are added, and is sent the total:
 
@@ -39,16 +39,17 @@ def run_in_turn(passes: Sequence[RankPass[Result]]) -> list[Result]:
         if results:
             raise ValueError(f"{len(results)} of {len(passes)} ranks take no part in a sum")
         total = sum_in_order(partial)
-        # Each rank has a total of its own, as each device has.
-        totals = [total, *(total.clone() for _ in partial[1:])]
+        # Each rank has a total of its own, on its device.
+        totals = [total, *(total.to(part.device, copy=True) for part in partial[1:])]
 
 
 def sum_in_order(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of tensors of one shape and dtype in their order, in float32 or wider, rounded once."""
+    """The sum of tensors of one shape and dtype in their order, in float32 or wider, rounded once, on the
+    first one's device."""
     first, *others = parts
     if not others:
         return first
     total = first.to(torch.promote_types(first.dtype, torch.float32))
     for part in others:
-        total = total + part
+        total = total + part.to(total.device)
     return total.to(first.dtype)

@@ -9,11 +9,15 @@ Rows of a decode step may join (`forward.joined_rows`), as in the mixed batches 
 (Agrawal et al. 2024). They stand behind those of prompts; products are of both, so that weights are read
 once, and each has its own attention. Prompts have padding, so that both make a number of rows that products
 have.
+
+Of several devices each has a pass of its own (`prefill.group_pass`), whose step begins and ends with a node
+of the exchange; behind each attention and MLP all add up what they have.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Run
 from dataclasses import replace
 from functools import partial
@@ -24,24 +28,24 @@ import torch
 from torch import Tensor
 
 from baton.device.streams.cuda_stream import compute_stream
-from baton.device.streams.graphs import Recorder
+from baton.device.streams.graphs import Graph, Recorder
 from baton.device.streams.stream import ComputeStream
 from baton.device.streams.upload import put_ints
 from baton.engine.forward.joined_rows import JoinedRows, row_count
-from baton.engine.forward.layer_program import embed_rows, run_layers
+from baton.engine.forward.layer_program import embed_rows, layer_launches
 from baton.engine.forward.layers.experts import run_experts
 from baton.engine.forward.layers.linear import Gemm
 from baton.engine.forward.products.code_products import has_w8a8
 from baton.engine.gemm_dispatch.choice import Choice, Library, W8A8Library, W8A8Tuning
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.kernels.gpu.attention.prompt_qkv import prompt_qkv
-from baton.engine.kernels.gpu.step.row_ops import norm_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.layers.attention import Attention
 from baton.engine.model.layers.experts import ExpertsMlp
 from baton.engine.model.layers.linear import Product
 from baton.engine.model.modules import Model
+from baton.engine.parallel.rank_exchange import Launches, RankExchange
 from baton.engine.plan.prefill_step import PrefillStep
 from baton.engine.prefill.attention import PlannedRows, PromptAttention, product_rows, prompt_workspace
 from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
@@ -78,11 +82,17 @@ class PrefillPass:
         tuning: PromptTuning | None = None,
         split: KeySplit | None = None,
         joined: Run[JoinedRows] = (),
+        exchange: RankExchange | None = None,
     ) -> None:
         """`rule`: what the library takes of attention; `tuning` None: by the rows; `split`: when
         few rows' keys are shared by several programs; None: as is best for a large GPU. `joined`: the rows
-        of another step that may join a pass, one of them at a time; `capture` makes graphs for each."""
+        of another step that may join a pass, one of them at a time; `capture` makes graphs for each.
+        `exchange`: with the other ranks of a model that is divided; ValueError where such a model has none,
+        or another has one."""
+        if (exchange is None) != (model.config.split.count == 1):
+            raise ValueError(f"a pass of {model.config.split} with exchange {exchange}")
         self.most_rows = most_rows
+        self.device = model.device
         self._joined = joined
         most_joined = max((each.rows for each in joined), default=0)
         self._most_product_rows = product_rows(most_rows + most_joined)
@@ -93,9 +103,21 @@ class PrefillPass:
         self._padding = 0 if rule is None else rule.step
         self.alignment = 1 if rule is None else rule.step
         self.workspace = prompt_workspace(model, most_rows, rule, self._split, most_joined)
-        self._gemm = Gemm(model, [self._most_product_rows], lambda product, rows: _choice(product))
+        self._exchange = exchange
+        self._gemm = Gemm(model, [self._most_product_rows], lambda product, rows: _choice(product), exchange)
         # Rows are normed by the pass itself; logits are taken of some of them.
         self._head = replace(model.head, norm=None)
+        if exchange is not None:
+            most, hidden = exchange.logits.shape[0], self.workspace.hidden
+            self._asked = hidden.new_zeros(most, hidden.shape[1])
+            self._own_logits = hidden.new_zeros(most, self._head.outputs)
+        dequantized = [
+            weight.shape[0] * weight.shape[1]
+            for weight in (kind.linear.weight for kind in model.product_kinds())
+            if isinstance(weight, QuantizedWeight) and not has_w8a8(weight)
+        ]
+        # Elements of the largest weight that a product of many rows dequantises.
+        self._most_dequantized = max(dequantized, default=0)
         self.attention = PromptAttention(
             model, cache, self.workspace, most_rows, rule, self._split, most_joined
         )
@@ -134,7 +156,7 @@ class PrefillPass:
 
         def launch(case: Case, there: Places[Tensor]) -> None:
             layout, joined = case
-            self._launch(there, plans[layout.rows], nowhere, joined)
+            _make_all(self._launches(there, plans[layout.rows], nowhere, joined))
 
         self.uncaptured = self.graphs.capture(cases, launch)
         self.graph_rows = bounds.rows if self.graphs.sizes else 0
@@ -150,7 +172,7 @@ class PrefillPass:
         warm-up pass take."""
         if self.workspace.experts is not None:
             self.workspace.experts.present.zero_()  # each row of all sizes holds a token
-        stream, recorder, ends = compute_stream(self._model.device), Recorder(self._model.device), []
+        stream, recorder, ends = compute_stream(self.device), Recorder(self.device), []
         for rows in self._all_product_rows():
             try:
                 run = recorder.capture(partial(self._run_products, rows))
@@ -170,25 +192,13 @@ class PrefillPass:
 
     def measure_step_times(self) -> None:
         """Times a small pass and the largest; to be called after `warm` and `capture`."""
-        stream = compute_stream(self._model.device)
-        self.timed_passes = (
-            self._time_pass(min(_FEW_ROWS, self.most_rows), stream),
-            self._time_pass(self.most_rows, stream),
-        )
+        stream, (few, most) = compute_stream(self.device), self.steps_to_time()
+        self.timed_passes = time_pass(self.forward, few, stream), time_pass(self.forward, most, stream)
 
-    def _time_pass(self, rows: int, stream: ComputeStream) -> TimedPass:
-        """The median of a few passes behind another one: launched on an idle device, a pass would take the
-        host's time before its first kernel as well, which in a worker that is busy passes beside a step."""
-        step = self._step_on_scratch(0, rows)
-        with stream.activate():
-            ends = []
-            for _ in range(1 + _TRIES):
-                self.forward(step)
-                ends.append(stream.record_event())
-        while not ends[-1].query():
-            time.sleep(_POLL_S)
-        took = [end.seconds_since(begun) for begun, end in pairwise(ends)]
-        return TimedPass(rows, median(took))
+    def steps_to_time(self) -> tuple[PrefillStep, PrefillStep]:
+        """A step of few rows, and one of the most."""
+        few = min(_FEW_ROWS, self.most_rows)
+        return self._step_on_scratch(0, few), self._step_on_scratch(0, self.most_rows)
 
     def _step_on_scratch(self, start: int, rows: int) -> PrefillStep:
         tokens = random_tokens(self._model.config.vocab_size, rows)
@@ -217,6 +227,16 @@ class PrefillPass:
         the chunks' order; a view of a buffer, valid until the next pass. `joined`: one of those that the pass
         is made for, which it runs as well. Raises ValueError where the step has more rows than the pass is
         made for."""
+        _make_all(self.prepare(step, joined))
+        return self.result(step.rows)
+
+    def result(self, rows: int) -> Tensor:
+        """[rows, hidden]: what `forward` returns, of the last pass, whose prompts had `rows` rows."""
+        return self._normed(rows)
+
+    def prepare(self, step: PrefillStep, joined: JoinedRows | None = None) -> Launches:
+        """Copies a step's inputs to the device → its launches, which need no memory that is not there
+        already. Raises what `forward` does."""
         if not 0 < step.rows <= self.most_rows:
             raise ValueError(f"a pass of {step.rows} rows, made for {self.most_rows}")
         attention, rows = self.attention, self._prompt_rows(step.rows, joined)
@@ -225,26 +245,33 @@ class PrefillPass:
             for heads in attention.heads
         ]
         inputs = StepInputs(step, rows, plans)
-        if not self.graphs.replay(inputs, joined):
-            self._run_eagerly(inputs, joined)
-        return self._normed(rows)[: step.rows]
+        graph = self.graphs.prepare(inputs, joined)
+        return self._prepare_eagerly(inputs, joined) if graph is None else _replay(graph)
 
-    def _run_eagerly(self, step: StepInputs, joined: JoinedRows | None) -> None:
-        """Launches the step without a graph."""
+    def _prepare_eagerly(self, step: StepInputs, joined: JoinedRows | None) -> Launches:
+        """`prepare` of a step without a graph."""
         if any(plan.attention.by_library for plan in step.plans):
             # The library reads behind the rows, and a NaN of an earlier pass would spread.
             rows = step.rows + row_count(joined)
             self.workspace.qkv[rows : rows + self._padding].zero_()
         layout = step.layout
-        there = torch.empty(layout.size, dtype=torch.int32, device=self._model.device)
+        there = torch.empty(layout.size, dtype=torch.int32, device=self.device)
         put_ints(step.values(layout), there)
-        self._launch(layout.places(there), step.plans, step.lines, joined)
+        self._reserve()
+        return self._launches(layout.places(there), step.plans, step.lines, joined)
 
-    def _launch(
+    def _reserve(self) -> None:
+        """Makes torch have memory for what launches of one of several devices dequantise, which then allocate
+        none of the device's."""
+        if self._exchange is not None:
+            self.workspace.hidden.new_empty(self._most_dequantized)
+
+    def _launches(
         self, there: Places[Tensor], plans: Run[GroupPlan], lines: Run[Run[int]], joined: JoinedRows | None
-    ) -> None:
+    ) -> Launches:
         """All of a pass, over inputs on the device; a graph is what this launches. Rows without a token are
-        padding for the products: zeros, or what layers make of zeros."""
+        padding for the products: zeros, or what layers make of zeros. Rows that join begin and end the
+        exchange's step, which sends them and gathers their logits."""
         rows = there.token.shape[0]
         groups = [
             PlannedRows(plan, places, there.tables, line)
@@ -258,6 +285,8 @@ class PrefillPass:
             workspace.experts.present[:rows].copy_(there.token)
         if joined is not None:
             joined.begin(behind)
+        elif self._exchange is not None:
+            self._exchange.begin(None)
 
         def attend(attention: Attention) -> Tensor:
             number, cache = attention.group, self._cache
@@ -276,10 +305,12 @@ class PrefillPass:
             joined.attend(attention, behind)
             return out
 
-        run_layers(model, workspace, total, attend, self._gemm)
-        norm_rows(self._normed(rows), workspace.hidden[:rows], model.norm)
+        yield from layer_launches(model, workspace, total, attend, self._gemm)
+        self._gemm.norm(workspace.hidden[:rows], model.norm)
         if joined is not None:
             joined.end(behind)
+        elif self._exchange is not None:
+            self._exchange.end(self._own_logits[:0], 0)
 
     def _prompt_rows(self, rows: int, joined: JoinedRows | None) -> int:
         """Rows that a pass of `rows` rows of prompts has for them, with padding."""
@@ -292,7 +323,50 @@ class PrefillPass:
         return self._gemm.scratch.normed[: rows * width].view(rows, width)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [M, hidden] of `forward` → [M, vocab] in the model's dtype."""
+        """hidden [M, hidden] of `forward` → [M, vocab] in the model's dtype; of a model that is divided, this
+        rank's part of the vocabulary."""
         logits = hidden.new_empty(hidden.shape[0], self._head.outputs)
         self._gemm(self._head, logits, hidden)
         return logits
+
+    def ask(self, hidden: Tensor) -> None:
+        """Enqueues the copy of rows [M, hidden] of the first rank's `forward`, the same on all ranks, whose
+        logits `gather_logits` is to compute."""
+        self._asked[: len(hidden)].copy_(hidden, non_blocking=True)
+        self._reserve()
+
+    def gather_logits(self, rows: int) -> None:
+        """Launches a step of the exchange in which all ranks store their logits of the first `rows` rows that
+        were asked for into the exchange's, in the first one's memory."""
+        if self._exchange is None:
+            raise ValueError("one device has all logits")
+        self._exchange.begin(None)
+        part = self._own_logits[:rows]
+        self._gemm(self._head, part, self._asked[:rows])
+        self._exchange.end(part, self._model.config.head_rows.start)
+
+
+def time_pass(
+    forward: Callable[[PrefillStep], object], step: PrefillStep, stream: ComputeStream
+) -> TimedPass:
+    """The median of a few passes behind another one: launched on an idle device, a pass would take the host's
+    time before its first kernel as well, which in a worker that is busy passes beside a step."""
+    with stream.activate():
+        ends = []
+        for _ in range(1 + _TRIES):
+            forward(step)
+            ends.append(stream.record_event())
+    while not ends[-1].query():
+        time.sleep(_POLL_S)
+    took = [end.seconds_since(begun) for begun, end in pairwise(ends)]
+    return TimedPass(step.rows, median(took))
+
+
+def _replay(graph: Graph) -> Launches:
+    graph()
+    yield
+
+
+def _make_all(launches: Launches) -> None:
+    for _ in launches:
+        pass

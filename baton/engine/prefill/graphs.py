@@ -80,14 +80,14 @@ class PrefillGraphs:
             return str(error) or type(error).__name__
         return ""
 
-    def replay(self, step: StepInputs, joined: JoinedRows | None = None) -> bool:
-        """Enqueues the step on the current stream; False where no graph is for it, and nothing was done."""
+    def prepare(self, step: StepInputs, joined: JoinedRows | None = None) -> Graph | None:
+        """Enqueues the copy of the step's inputs on the current stream → the graph that is to follow it
+        there; None where no graph is for the step, and nothing was done."""
         found = self._graphs.get((step.rows, row_count(joined)))
         if found is None or any(plan.attention.by_library for plan in step.plans):
-            return False
+            return None
         layout, graph = found
         if not step.fits(layout):
-            return False
+            return None
         put_ints(step.values(layout), self._inputs)
-        graph()
-        return True
+        return graph

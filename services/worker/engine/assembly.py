@@ -24,11 +24,13 @@ from baton.engine.executor.prefill_steps import PrefillSteps
 from baton.engine.expert_load import ExpertLoad
 from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.model.layers.experts import ExpertsMlp
+from baton.engine.parallel.rank_exchange import DeviceGroup
 from baton.engine.plan.pacing import PrefillPacing
 from baton.engine.plan.step_planner import StepPlanner
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.shared_memory.layout import SharedRings
 from baton.engine.shared_memory.mask_board import MaskBoard
+from baton.engine.shared_memory.step_shape import StepShape
 from baton.v1.engine_pb2 import EngineEvent
 from kvtransfer.device.blocks import DeviceSink
 from kvtransfer.link.settings import LinkSettings, WindowSettings
@@ -240,6 +242,7 @@ def _step_loops(
     )
     mixes = decodes and prefills and config.engine.mixed_steps and not model.exact
     with capture_logged(model.device):
+        group = _device_group(config, model, state.shape, mixes=mixes)
         steps = decode_loop(
             model.ranks,
             model.cache,
@@ -251,7 +254,7 @@ def _step_loops(
             mixes=mixes,
             before_step=before_step,
             adaptive=config.engine.speculation == "auto",
-            deadline_s=config.engine.exchange_deadline_s,
+            group=group,
         )
         prompts = prefill_steps(
             model,
@@ -261,8 +264,28 @@ def _step_loops(
             stream=steps.stream if decodes and prefills else None,
             before_step=before_step,
             joined=tuple(steps.mixed.values()),
+            group=group,
         )
     return steps, prompts
+
+
+def _device_group(
+    config: WorkerConfig, model: LoadedModel, shape: StepShape, *, mixes: bool
+) -> DeviceGroup | None:
+    """Through which several GPUs exchange in the steps of a worker's role; None for one device and for a CPU.
+    In mode `exact` prompts are computed by the reference, which exchanges by itself."""
+    if len(model.ranks) == 1 or model.device.type != "cuda":
+        return None
+    from baton.engine.decode.gpu_group import gpu_group
+    from baton.engine.prefill.attention import product_rows
+
+    decode_rows = 0 if config.role == "prefill" else shape.rows
+    prompt_rows = 0
+    if config.role != "decode" and not model.exact:
+        prompt_rows = product_rows(model.chunk_tokens + (decode_rows if mixes else 0))
+    if not decode_rows and not prompt_rows:
+        return None
+    return gpu_group(model.ranks, decode_rows, prompt_rows, config.engine.exchange_deadline_s)
 
 
 class _PinnedBlocks:

@@ -26,7 +26,7 @@ from services.common.observability.logs import configure_logs, get_log
 from services.worker.engine.assembly import build_engine
 from services.worker.engine.loop import exchange_failed
 from services.worker.engine.startup.link_setup import check_transport
-from services.worker.engine.startup.model_loader import LoadedModel, check_several_gpus, load
+from services.worker.engine.startup.model_loader import LoadedModel, load
 from services.worker.engine.startup.shipped_kernels import use_kernel_cache
 
 log = get_log(__name__)
@@ -48,7 +48,6 @@ def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
     try:
         use_kernel_cache(launch.worker.engine)
         check_transport(launch.worker)
-        check_several_gpus(launch.worker)
         model = load_model(launch.worker.model, launch.worker.engine)
         engine = build_engine(launch, model, channel, SharedMemory.attach(launch.memory_fd))
         gc.freeze()  # a collection over all loaded objects would block every slot for 100 ms and more

@@ -83,7 +83,8 @@ def _on_a_cpu() -> None:
         group, beat = HostGroup(ranks, state.shape.rows), options["before_step"]
         for number in (NEVER, LATE):
             signal.signal(number, lambda number, frame: setattr(group, "late", (1, 1)))
-        loop = decode_loop(ranks, cache, state, *arguments, **options, interpreted=True, group=group)
+        options |= {"interpreted": True, "group": group}
+        loop = decode_loop(ranks, cache, state, *arguments, **options)
         launch = loop.launch
 
         def launch_slowly(*given: Any) -> None:

@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 import torch
 
+from baton.device.streams.graphs import Graph
 from baton.engine.decode.graph_step import StepGraphs
 from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
 from baton.engine.forward.joined_rows import JoinedRows, row_count
@@ -94,14 +95,14 @@ def hundreds_of_rows(patched: pytest.MonkeyPatch, folder: Path, rows: int, count
     """`count` sequences are decoded while prompts of up to `rows` tokens are computed, each in one graph."""
     size = {"slots": 40, "blocks": 60 * (rows // 16 + 2), "block_tokens": 16, "longest": rows + 64}
     engine = mixed(folder, "graphs", chunk=rows, bounds=StepBounds(rows, seconds=1e6), **size)
-    replay, replayed = PrefillGraphs.replay, list[bool]()
+    prepare, replayed = PrefillGraphs.prepare, list[bool]()
 
-    def watched(graphs: PrefillGraphs, step: StepInputs, joined: JoinedRows | None = None) -> bool:
-        found = replay(graphs, step, joined)
-        replayed.append(found and row_count(joined) > 0)
+    def watched(graphs: PrefillGraphs, step: StepInputs, joined: JoinedRows | None = None) -> Graph | None:
+        found = prepare(graphs, step, joined)
+        replayed.append(found is not None and row_count(joined) > 0)
         return found
 
-    patched.setattr(PrefillGraphs, "replay", watched)
+    patched.setattr(PrefillGraphs, "prepare", watched)
     few = [Start(PROMPTS[n % 5], 40) for n in range(count)]
     many = [Start(tuple((n + i) % 90 for i in range(rows - 7 * n)), 4) for n in range(4)]
     keys = engine.start_many(few)

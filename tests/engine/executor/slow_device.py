@@ -97,6 +97,7 @@ class SlowDecode:
     and the device does not take them into account."""
 
     rows = 4
+    followers: tuple[JoinedRows, ...] = ()
 
     def __init__(self) -> None:
         self.step_s = 0.02

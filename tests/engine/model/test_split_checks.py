@@ -15,7 +15,7 @@ from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.split_checks import check_split
 from baton.engine.model.weight_formats import weight_formats
-from services.common.config.worker import EngineConfig, WorkerConfig
+from services.common.config.worker import EngineConfig
 from services.worker.engine.startup import model_loader
 from tests.engine.model.quantization.packing import FORMATS, GPTQ
 from tests.support.checkpoints import FAMILIES, MIXTURES, make_checkpoint
@@ -119,18 +119,6 @@ def test_what_several_gpus_cannot_compute_is_refused_in_one_line(
         model_loader.load(str(folder), EngineConfig(**given))
     assert str(caught.value) == f"tensor_parallel {given['tensor_parallel']}: {text}"
     assert caught.value.kind is ErrorKind.INVALID
-
-
-def test_several_gpus_only_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus_found(monkeypatch, 2)
-    monkeypatch.setattr(model_loader, "SEVERAL_GPUS", True)
-    for role in ("prefill", "both"):
-        for engine in (EngineConfig(), EngineConfig(tensor_parallel=2, device="cpu")):
-            model_loader.check_several_gpus(WorkerConfig(name="w", role=role, model="m", engine=engine))
-        divided = WorkerConfig(name="w", role=role, model="m", engine=EngineConfig(tensor_parallel=2))
-        with pytest.raises(BatonError, match=f"several GPUs decode alone so far, and role {role} computes"):
-            model_loader.check_several_gpus(divided)
-    model_loader.check_several_gpus(divided.model_copy(update={"role": "decode"}))
 
 
 def test_devices_are_those_that_are_configured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,11 +36,11 @@ def on_ranks(folder: Path, **options: Any) -> LocalEngine:
     return LocalEngine(folder, graph=True, **{"ranks": 2, "group": TurnGroup, **options})
 
 
-def kept_in(made: list[TurnGroup]) -> Callable[[Sequence[Model], int], TurnGroup]:
+def kept_in(made: list[TurnGroup]) -> Callable[[Sequence[Model], int, int], TurnGroup]:
     """Makes groups that a test looks at."""
 
-    def make(models: Sequence[Model], rows: int) -> TurnGroup:
-        made.append(TurnGroup(models, rows))
+    def make(models: Sequence[Model], rows: int, prompt_rows: int) -> TurnGroup:
+        made.append(TurnGroup(models, rows, prompt_rows))
         return made[-1]
 
     return make
@@ -87,8 +87,8 @@ def test_a_step_that_one_device_is_late_for(tmp_path: Path, node: int, late: int
     """At its begin, a sum or its end: no step is published from it on, and who waited is known."""
     made: list[HostGroup] = []
 
-    def group(models: Sequence[Model], rows: int) -> HostGroup:
-        made.append(HostGroup(models, rows))
+    def group(models: Sequence[Model], rows: int, prompt_rows: int) -> HostGroup:
+        made.append(HostGroup(models, rows, prompt_rows))
         return made[0]
 
     engine = on_ranks(tmp_path / "model", slots=2, changes=SHAPE, group=group)
@@ -237,8 +237,6 @@ def test_what_a_step_sends_is_all_that_a_follower_reads() -> None:
         assert int(other.count) == 0
 
 
-def test_several_devices_take_no_drafts_and_join_no_prompts(tmp_path: Path) -> None:
+def test_several_devices_take_no_drafts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 rows a slot on several devices"):
         on_ranks(tmp_path / "drafts", changes=SHAPE, rows_per_slot=2, lookup_tokens=16)
-    with pytest.raises(ValueError, match="no part of prefill steps"):
-        on_ranks(tmp_path / "mixed", changes=SHAPE, mixed="eager")

@@ -7,7 +7,7 @@ read too early or too late makes a step wrong.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ from torch import Tensor
 from baton.engine.parallel.exchange import ExchangeTimeoutError
 from baton.engine.parallel.exchange_layout import ERROR_AT
 from tests.engine.parallel.host.devices import NEVER, Edit, Hold
-from tests.engine.parallel.host.steps import DEADLINE_NS, Steps
+from tests.engine.parallel.host.steps import DEADLINE_NS, LAUNCHES_A_STEP, Steps
 from tests.support.host_kernels import needs_compiler
 
 pytestmark = needs_compiler
@@ -55,6 +55,48 @@ def test_every_step_is_right_in_any_order_of_threads(ranks: int, residency: int,
         assert steps.run() == 0
         assert steps.outcomes() == [True] * 12
         steps.exchange.check()
+
+
+# Of a step: whether the first rank sends its rows, and whether it has sums.
+DECODE, PREFILL, LOGITS = (True, True), (False, True), (False, False)
+
+
+def steps_of_kinds(ranks: int, kinds: Sequence[tuple[bool, bool]], **options: object) -> Steps:
+    """A worker with steps of these kinds enqueued."""
+    steps = Steps(ranks, **options)  # type: ignore[arg-type]
+    for step, (sent, sums) in enumerate(kinds):
+        steps.step(tokens_of(1 + step), sent=sent, sums=sums)
+    return steps
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_steps_of_all_kinds_are_counted_together(ranks: int) -> None:
+    for seed in range(24 // ranks):
+        kinds = random.Random(seed).choices([DECODE, PREFILL, LOGITS], k=10)
+        steps = steps_of_kinds(ranks, kinds, seed=seed, residency=1 + seed % 3)
+        assert steps.run() == 0
+        assert steps.outcomes() == [True] * 10
+        steps.exchange.check()
+
+
+@pytest.mark.parametrize("ranks", RANKS[:2])
+@pytest.mark.parametrize("ns", [LATE, NEVER], ids=["late", "never"])
+def test_a_rank_that_is_late_at_any_launch_of_a_prompt(ranks: int, ns: int) -> None:
+    """Neither it nor its logits are published, nor a decode step that follows."""
+    kinds = [DECODE, PREFILL, LOGITS, DECODE]
+    for rank in range(ranks):
+        before = Steps(ranks).launches(rank)
+        for launch in range(before + LAUNCHES_A_STEP):
+            steps = steps_of_kinds(ranks, kinds, seed=launch)
+            left = steps.run(Hold(rank, 0, before + launch, ns))
+            assert (left == 0) == (ns == LATE)
+            assert_nothing_wrong(steps)
+            outcomes = steps.outcomes()
+            assert outcomes[0]
+            assert outcomes[3] is None
+            assert outcomes[2] is None or launch > before
+            timeout = steps.exchange.timeouts()[0]
+            assert (timeout.peer, timeout.step) in {(rank, 2), (rank, 3), (rank, 4)}
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=FULL) for seed in range(1, 6))])

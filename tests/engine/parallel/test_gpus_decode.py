@@ -128,7 +128,7 @@ def test_a_gpu_that_sleeps_past_the_deadline(tmp_path: Path, late: int) -> None:
     """The step that it misses is not published, nor any behind it; the watchdog names who waited."""
     engine = LocalEngine(
         tmp_path / "model", device="cuda", graph=True, ranks=2, slots=2, changes=SHAPE,
-        group=lambda models, rows: gpu_group(models, rows, DEADLINE_S),
+        group=lambda models, rows, prompt_rows: gpu_group(models, rows, prompt_rows, DEADLINE_S),
     )  # fmt: skip
     loop = engine.decode
     assert isinstance(loop, GraphDecodeLoop)

@@ -4,17 +4,19 @@ to node. A rank that reads what no rank has sent reads nan."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from baton.engine.decode.gpu_group import logit_rows
 from baton.engine.kernels.fusion import Norm
 from baton.engine.kernels.reference.row_ops import rms_norm
 from baton.engine.model.modules import Model
 from baton.engine.parallel.exchange import ExchangeTimeout, ExchangeTimeoutError
-from baton.engine.parallel.rank_exchange import Launch, RankExchange
+from baton.engine.parallel.rank_exchange import Launch, Launches, RankExchange
 from baton.engine.parallel.ranks_in_turn import sum_in_order
 
 # Far longer than a step takes.
@@ -22,25 +24,38 @@ _PATIENCE_S = 120.0
 
 
 class TurnGroup:
-    """A `DeviceGroup` of so many ranks. `whole` may be set to 0, as a failed exchange does; then the next
-    `check` raises."""
+    """A `DeviceGroup` of so many ranks, for steps of as many rows as `gpu_group` is given. `whole` may be set
+    to 0, as a failed exchange does; then the next `check` raises."""
 
     deadline_s = 2.0
 
-    def __init__(self, models: Sequence[Model], rows: int) -> None:
+    def __init__(self, models: Sequence[Model], rows: int, prompt_rows: int = 0) -> None:
         config, dtype = models[0].config, models[0].precision.activations
-        self.logits = torch.full((rows, config.vocab_size), torch.nan, dtype=dtype)
+        most = logit_rows(rows, prompt_rows)
+        self.logits = torch.full((most, config.vocab_size), torch.nan, dtype=dtype)
         self.whole = torch.ones(1, dtype=torch.int32)
-        self.turns = [TurnRank(self, rank, config.hidden_size, dtype) for rank in range(len(models))]
+        parts = torch.full((max(rows, prompt_rows), config.hidden_size), torch.nan, dtype=dtype)
+        self.turns = [TurnRank(self, rank, parts.clone()) for rank in range(len(models))]
         self.ranks: Sequence[RankExchange] = self.turns
         self.sums = 2 * config.num_layers
         self.steps = 0
+        self.alone = False
+        """True within `solo`."""
         self._turn = 0
         self._running: list[bool] = []
         self._changed = threading.Condition()
 
+    @contextmanager
+    def _run_alone(self) -> Iterator[None]:
+        self.alone = True
+        yield
+        self.alone = False
+
     def solo(self) -> AbstractContextManager[None]:
-        return nullcontext()
+        return self._run_alone()
+
+    def launch_in_turns(self, steps: Sequence[Launches]) -> None:
+        self.launch([partial(_make_all, step) for step in steps])
 
     def launch(self, steps: Sequence[Launch]) -> None:
         """Runs the step of each rank to its next node, in rank order, until all have ended."""
@@ -88,25 +103,35 @@ class TurnGroup:
             raise ExchangeTimeoutError(ExchangeTimeout(0, 1, self.steps, 1, 0, self.deadline_s))
 
 
-class TurnRank:
-    """A `RankExchange` of one rank."""
+def _make_all(launches: Launches) -> None:
+    for _ in launches:
+        pass
 
-    def __init__(self, group: TurnGroup, rank: int, width: int, dtype: torch.dtype) -> None:
+
+class TurnRank:
+    """A `RankExchange` of one rank, which writes its parts [rows, width] into `parts`."""
+
+    def __init__(self, group: TurnGroup, rank: int, parts: Tensor) -> None:
         self.logits, self.whole = group.logits, group.whole
         self.nodes: tuple[int, ...] = ()
         self.rows: Tensor | None = None
         self._group, self._rank = group, rank
-        self.parts = torch.full((len(group.logits), width), torch.nan, dtype=dtype)
+        self.parts = parts
         self._sums = 0
         self.norms = 0
         """Sums of the last step that computed the next norm."""
 
-    def begin(self, rows: Tensor) -> None:
+    def begin(self, rows: Tensor | None) -> None:
         self._sums, self.norms, self.nodes, self.rows = 0, 0, (0,), rows
+        if self._rank == 0:
+            self.logits.fill_(torch.nan)
         self._meet()
+        if self._group.alone:
+            return
         sent = self._group.turns[0].rows
-        assert sent is not None
-        rows.copy_(sent)
+        assert (sent is None) == (rows is None)
+        if sent is not None and rows is not None:
+            rows.copy_(sent)
 
     def part(self, rows: int) -> Tensor:
         return self.parts[:rows].fill_(torch.nan)
@@ -115,7 +140,8 @@ class TurnRank:
         self._sums += 1
         self.nodes += (self._sums,)
         self._meet()
-        total = sum_in_order([one.parts[: len(hidden)] for one in self._group.turns])
+        ranks = [self] if self._group.alone else self._group.turns
+        total = sum_in_order([one.parts[: len(hidden)] for one in ranks])
         if post_norm is not None:
             total = rms_norm(total, post_norm.gain, post_norm.eps)
         hidden.add_(total)
@@ -125,10 +151,11 @@ class TurnRank:
         self._meet()  # before anyone writes the part of the next sum
 
     def end(self, part: Tensor, column: int) -> None:
-        assert self._sums == self._group.sums
-        self.nodes += (self._sums + 1,)
+        assert self._sums in (0, self._group.sums)
+        self.nodes += (self._group.sums + 1,)
         self.logits[: len(part), column : column + part.shape[1]] = part
         self._meet()
 
     def _meet(self) -> None:
-        self._group.give_turn(self._rank)
+        if not self._group.alone:
+            self._group.give_turn(self._rank)

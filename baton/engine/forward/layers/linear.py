@@ -107,6 +107,15 @@ class Gemm:
         self(product, branch, x)
         norm_rows(hidden, branch, residual.post_norm, adds=True)
 
+    def norm(self, hidden: Tensor, norm: Norm) -> Tensor:
+        """Norms hidden [M, hidden] behind the last layer → [M, hidden], a view of scratch; where an exchange
+        has computed that with the last sum, it is there already."""
+        normed = self.scratch.normed[: hidden.numel()].view(hidden.shape)
+        if self._normed is None or self._normed[0] is not norm:
+            norm_rows(normed, hidden, norm)
+        self._normed = None
+        return normed
+
     def by_codes(self, product: Product, rows: int) -> bool:
         """True if the vendor's library multiplies codes of `rows` rows with the product's codes."""
         weight, activations = product.linear.weight, self.scratch.normed.dtype

@@ -27,7 +27,7 @@ from baton.engine.shared_memory.output_ring import MAX_VOCAB
 from baton.model_spec.layout import FP8, Layout
 from baton.model_spec.model_files import TokenizerFiles
 from baton.model_spec.split import splits
-from services.common.config.worker import EngineConfig, WorkerConfig
+from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
 from services.worker.engine.startup.loading_progress import LoadingProgress
 from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner, plan_devices
@@ -161,17 +161,6 @@ def _refuse_experts(folder: Path, count: int, formats: Mapping[str, WeightFormat
         if ".experts." in key and not grouped_codes_fit(form):
             why = f"{key}: experts in {form.name} are served with device cpu alone"
             raise BatonError(ErrorKind.INVALID, f"{folder / 'config.json'}: {why}")
-
-
-def check_several_gpus(worker: WorkerConfig) -> None:
-    """Raises BatonError(INVALID) where a worker of several GPUs has a role that they cannot have yet; called
-    before the model is loaded."""
-    engine = worker.engine
-    if not SEVERAL_GPUS or engine.tensor_parallel == 1 or worker.role == "decode":
-        return
-    if device_of(engine).type == "cuda":
-        why = f"several GPUs decode alone so far, and role {worker.role} computes prompts, which one GPU can"
-        raise BatonError(ErrorKind.INVALID, f"tensor_parallel {engine.tensor_parallel}: {why}")
 
 
 def _load_kernels(devices: Sequence[torch.device]) -> tuple[int, ...]:

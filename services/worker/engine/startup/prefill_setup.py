@@ -9,6 +9,7 @@ from baton.device.streams.stream import ComputeStream
 from baton.engine.executor.prefill_steps import PrefillSteps
 from baton.engine.forward.joined_rows import JoinedRows
 from baton.engine.model.tensors import half_context, least_rows
+from baton.engine.parallel.rank_exchange import DeviceGroup
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefix_cache.cache import PrefixCache
@@ -29,12 +30,15 @@ def prefill_steps(
     serves: bool = True,
     before_step: Callable[[float], None] | None = None,
     joined: Sequence[JoinedRows] = (),
+    group: DeviceGroup | None = None,
 ) -> PrefillSteps:
     """Scheduler, pass and stream of a worker's prefill steps. `serves`: False where no prompt will ever
     arrive, so that nothing need be compiled. `stream`: that steps run on; None: one of their own.
-    `before_step`: see `PrefillSteps`. `joined`: the decode rows that may join steps."""
+    `before_step`: see `PrefillSteps`. `joined`: the decode rows that may join steps. `group`: through which
+    several GPUs exchange."""
     chunk_tokens = model.chunk_tokens
     exact = model.exact or not serves
+    group = None if exact else group
     prompts = prompt_pass(
         model.ranks,
         model.cache,
@@ -42,6 +46,7 @@ def prefill_steps(
         exact=exact,
         graphs=engine.prefill_graphs,
         joined=joined,
+        group=group,
     )
     if prompts.refused:
         log.warning("attention_library_unsupported", shapes=prompts.refused)
@@ -65,4 +70,5 @@ def prefill_steps(
     scheduler = PrefillScheduler(
         model.pools, bounds, max_sequences=engine.prefill_queue, cost=cost, prefixes=prefix_cache
     )
-    return PrefillSteps(prompts, scheduler, stream or compute_stream(model.device), before_step=before_step)
+    stream = stream or compute_stream(*(rank.device for rank in model.ranks))
+    return PrefillSteps(prompts, scheduler, stream, before_step=before_step, group=group)

@@ -140,8 +140,9 @@ class HostDevice:
     def launch(
         self, constants: Constants, kernel: str, blocks: int, threads: int, arguments: Sequence[Argument]
     ) -> None:
-        # Few blocks show as much as many.
-        self._worker.add(self._rank, constants, kernel, min(blocks, 3), arguments)
+        # Few blocks show as much as many, but for sums, of which each adds up a row.
+        blocks = blocks if kernel == "reduce_rows" else min(blocks, 3)
+        self._worker.add(self._rank, constants, kernel, blocks, arguments)
 
     def synchronize(self) -> None:
         assert self._worker.run() == 0

@@ -15,7 +15,7 @@ from tests.engine.parallel.host.devices import Edit, Hold, HostWorker, Work
 WIDTH = 32
 DEADLINE_NS = 2_000_000_000
 LAUNCHES_A_STEP = 3
-"""Besides two for each sum, and one more on the first rank."""
+"""Besides two for each sum, and one more on the first rank, in a step whose rows are sent."""
 
 
 @dataclass
@@ -43,20 +43,29 @@ class Steps:
         self._logits: list[torch.Tensor] = []
         self._sent: list[torch.Tensor] = []
 
-    def step(self, tokens: Sequence[int], *, ranks: Sequence[int] | None = None) -> None:
-        """Enqueues a step of these tokens, a row each."""
+    def step(
+        self,
+        tokens: Sequence[int],
+        *,
+        ranks: Sequence[int] | None = None,
+        sent: bool = True,
+        sums: bool = True,
+    ) -> None:
+        """Enqueues a step of these tokens, a row each. `sent`: to the others, by the first rank; else the
+        host gives them to each. `sums`: else its logits are what the tokens are."""
         count = len(self.published)
         words = [len(tokens), *tokens, *[0] * (self.rows - len(tokens))]
         # Of all ranks side by side, as parts of a vocabulary are.
         logits = torch.zeros(self.rows, WIDTH * self.ranks)
         published = torch.full_like(logits, -1.0)
         for rank in range(self.ranks) if ranks is None else ranks:
-            rows = torch.tensor(words if rank == 0 else [0] * len(words), dtype=torch.int32)
+            known = rank == 0 or not sent
+            rows = torch.tensor(words if known else [0] * len(words), dtype=torch.int32)
             self._sent.append(rows)
-            self._step_of(rank, rows, logits, published)
+            self._step_of(rank, rows, logits, published, sent, self.sums if sums else 0)
         self.published.append(published)
         self._logits.append(logits)
-        self.expected.append(self._expected(words))
+        self.expected.append(self._expected(words, self.sums if sums else 0))
         assert len(self.published) == count + 1
 
     def run(self, *holds: Hold) -> int:
@@ -78,12 +87,20 @@ class Steps:
         """Launches of a rank in a step."""
         return LAUNCHES_A_STEP + 2 * self.sums + (rank == 0)
 
-    def _step_of(self, rank: int, rows: torch.Tensor, logits: torch.Tensor, published: torch.Tensor) -> None:
+    def _step_of(
+        self,
+        rank: int,
+        rows: torch.Tensor,
+        logits: torch.Tensor,
+        published: torch.Tensor,
+        sent: bool,
+        sums: int,
+    ) -> None:
         hidden, exchange = self.hidden[rank], self.exchange
         nodes = ExchangeNodes(exchange, rank, logits)
-        nodes.begin(rows)
+        nodes.begin(rows if sent else None)
         self._work(rank, "embed", Work(rows=rows.data_ptr(), hidden=hidden.data_ptr()))
-        for node in range(1, self.sums + 1):
+        for node in range(1, sums + 1):
             part = nodes.part(self.rows)
             work = Work(hidden=hidden.data_ptr(), part=part.data_ptr(), number=node, rank=rank)
             self._work(rank, "multiply", work)
@@ -101,12 +118,12 @@ class Steps:
     def _work(self, rank: int, kernel: str, work: Work) -> None:
         self.worker.add(rank, None, kernel, self.rows, [work])
 
-    def _expected(self, words: Sequence[int]) -> torch.Tensor:
+    def _expected(self, words: Sequence[int], sums: int) -> torch.Tensor:
         """The logits of a step: every rank has the same rows."""
         hidden = torch.zeros(self.rows, WIDTH)
         for row, token in enumerate(words[1 : 1 + words[0]]):
             hidden[row] = token + torch.arange(WIDTH) % 3
-        for node in range(1, self.sums + 1):
+        for node in range(1, sums + 1):
             of_row = hidden % 64
             hidden = hidden + sum(of_row * (rank + 1) + node for rank in range(self.ranks))
         return torch.cat([hidden] * self.ranks, dim=1)
