@@ -147,7 +147,8 @@ class EngineSize:
 
 @dataclass(frozen=True, slots=True)
 class PrefillCase:
-    """One run's settings, which its output repeats. `cached`: percent of each prompt in the cache tier."""
+    """One run's settings, which its output repeats. `cached`: percent of each prompt in the cache tier.
+    `tensor_parallel`: devices that divide the model."""
 
     shape: str
     precision: Precision
@@ -156,6 +157,7 @@ class PrefillCase:
     chunk_tokens: int
     cached: int = 0
     tier: str = "device"
+    tensor_parallel: int = 1
 
     @property
     def model(self) -> Shape:

@@ -6,6 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
     from baton.engine.executor.prefill_steps import PrefillSteps
     from baton.engine.executor.step_handle import ChunkResult
     from baton.engine.memory.kv_cache import KVCache
+    from baton.engine.model.modules import Model
+    from baton.engine.parallel.rank_exchange import DeviceGroup
     from baton.engine.plan.prefill_scheduler import PrefillScheduler
     from baton.engine.prefill.prompt_pass import PromptPass
     from baton.engine.sequence import Limits, SamplingParams
     from baton.engine.shared_memory.logprob_records import Logprobs
+    from baton.model_spec.layout import Layout
 
 _POLL_S = 0.0002
 
@@ -62,11 +66,12 @@ def prompt_executor(
     scheduler: PrefillScheduler,
     stream: ComputeStream,
     clock: Callable[[], float] = time.monotonic,
+    group: DeviceGroup | None = None,
 ) -> StepExecutor:
-    """Builds an executor that runs prefill steps alone."""
+    """Builds an executor that runs prefill steps alone. `group`: see `PrefillSteps`."""
     from baton.engine.executor.prefill_steps import PrefillSteps
 
-    return executor_of(PrefillSteps(prompt_pass, scheduler, stream, clock), clock)
+    return executor_of(PrefillSteps(prompt_pass, scheduler, stream, clock, group=group), clock)
 
 
 def executor_of(steps: PrefillSteps, clock: Callable[[], float] = time.monotonic) -> StepExecutor:
@@ -162,6 +167,18 @@ def random_model(
         torch.cuda.synchronize(place)
         torch.cuda.empty_cache()
     return model
+
+
+def places_of(device: str, count: int) -> list[str]:
+    """The devices of a model's ranks: a CPU is that of all."""
+    return [device] * count if device == "cpu" or count == 1 else [f"cuda:{rank}" for rank in range(count)]
+
+
+def whole_layout(rank: Model) -> Layout:
+    """The layout of the blocks that a rank has its heads of."""
+    groups = rank.layout.groups
+    config = replace(rank.config, num_kv_heads=rank.config.num_kv_heads * rank.config.split.count)
+    return config.layout(groups[0].block_tokens, rank.layout.cache_dtype)
 
 
 def _route_evenly(weights: dict[str, Any]) -> None:

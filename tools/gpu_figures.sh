@@ -105,7 +105,10 @@ if wants gpus; then
     export CUDA_MODULE_LOADING=EAGER
     run gpus-exchange 150 pytest -p no:cacheprovider -s -m multigpu --tb=short -rfE tests/engine/parallel/test_gpus_exchange.py
     run gpus-tokens 240 pytest -p no:cacheprovider -s -m multigpu --tb=short -rfE tests/engine/parallel/test_gpus_decode.py
+    run gpus-prompts 240 pytest -p no:cacheprovider -s -m multigpu --tb=short -rfE tests/engine/parallel/test_gpus_prefill.py
     run gpus-links 300 pytest -p no:cacheprovider -s -m multigpu --tb=short -rfE tests/engine/memory \
         tests/worker/engine/test_gpus_links.py
     run gpus-decode 120 python -m bench.decode "${model[@]}" --batch 1,8,32,64,128 --tensor-parallel 2 --json
+    run gpus-prefill 120 python -m bench.prefill "${model[@]}" --prompts 1x1024,8x1024,1x8192 --chunk-tokens 2048 \
+        --tensor-parallel 2 --json
 fi

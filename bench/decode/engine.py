@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +16,13 @@ from baton.model_spec.split import splits
 from bench.case import BLOCK_TOKENS, MOST_READ_BYTES_S, DecodeCase, EngineSize
 from bench.decode.clocks import ClockReader, Lines, clock_source
 from bench.decode.front import Front
-from bench.engine_driver import admit, decode_step, random_model, randomize
+from bench.engine_driver import admit, decode_step, places_of, random_model, randomize, whole_layout
 from bench.markov_text import chain, cycle_of, encode
 
 if TYPE_CHECKING:
     from baton.engine.decode.slots import Grant
     from baton.engine.model.modules import Model
     from baton.engine.parallel.rank_exchange import DeviceGroup
-    from baton.model_spec.layout import Layout
     from services.worker.engine.startup.model_loader import LoadedModel
 
 Key = tuple[int, int]
@@ -69,10 +67,10 @@ class DecodeEngine:
         change: dict[str, Any] = {"change": count_up} if size.accepts else {}
         if size.chance is not None:
             change = {"change": partial(encode, chance=size.chance)}
-        shape = case.model, case.precision, size.tokens + 1, BLOCK_TOKENS
+        shape, count = (case.model, case.precision, size.tokens + 1, BLOCK_TOKENS), case.tensor_parallel
         ranks = [
             random_model(*shape, place, split=split, **change)
-            for place, split in zip(_places(device, case), splits(case.tensor_parallel), strict=True)
+            for place, split in zip(places_of(device, count), splits(count), strict=True)
         ]
         self.decoder = ranks[0]
         self.model = _model(ranks, case, size)
@@ -221,12 +219,6 @@ def _full_table(size: EngineSize, vocab: int, device: Any) -> LookaheadTable:
     return table
 
 
-def _places(device: str, case: DecodeCase) -> list[str]:
-    """The devices of a case: a CPU is that of all ranks."""
-    count = case.tensor_parallel
-    return [device] * count if device == "cpu" or count == 1 else [f"cuda:{rank}" for rank in range(count)]
-
-
 def _model(ranks: Sequence[Model], case: DecodeCase, size: EngineSize) -> LoadedModel:
     """The model that these are the parts of, with a cache of random values."""
     from baton.engine.memory.block_pools import BlockPools
@@ -241,7 +233,7 @@ def _model(ranks: Sequence[Model], case: DecodeCase, size: EngineSize) -> Loaded
     caches = [KVCache(rank.layout, blocks, rank.device) for rank in ranks]
     for cache in caches:
         randomize(cache)
-    whole = _whole_layout(decoder)
+    whole = whole_layout(decoder)
     return LoadedModel(
         config=decoder.config,
         ranks=tuple(ranks),
@@ -258,13 +250,6 @@ def _model(ranks: Sequence[Model], case: DecodeCase, size: EngineSize) -> Loaded
         weight_format="",
         chunk_tokens=EngineConfig().chunk_tokens_on(decoder.device.type),
     )
-
-
-def _whole_layout(rank: Model) -> Layout:
-    """The layout of the blocks that a rank has its heads of."""
-    groups = rank.layout.groups
-    config = replace(rank.config, num_kv_heads=rank.config.num_kv_heads * rank.config.split.count)
-    return config.layout(groups[0].block_tokens, rank.layout.cache_dtype)
 
 
 class Learner:

@@ -1,8 +1,8 @@
-"""Prefill of random prompts on one GPU (or a CPU): time to all first tokens, tokens per second, MFU.
+"""Prefill of random prompts on GPUs (or a CPU): time to all first tokens, tokens per second, MFU.
 
     python -m bench.prefill --shape llama-3.1-8b --dtype bf16 --prompts 1x1024,1x8192,8x1024,8x8192
         [--chunk-tokens 8192] [--cached 0,50,90] [--tier device,host,disk] [--numerics exact|fast]
-        [--no-graphs] [--repeats 5] [--profile] [--device cuda|cpu] [--json]
+        [--no-graphs] [--repeats 5] [--profile] [--tensor-parallel N] [--device cuda|cpu] [--json]
 
 Random weights, every prompt a new one. A case is timed from the arrival of its prompts to the last first
 token on the host, the median of --repeats after one warm-up; `device_ms` is the steps' time by the device's
@@ -21,10 +21,14 @@ host.
     --fairness       instead: time to first token of short prompts (--short), at 30 % of their sustained rate
                      (Poisson), alone and next to a long one (--long), with a worker's step bounds or those of
                      --step-ms MS,MS, the first of which is also run alone
+    --tensor-parallel N
+                     the model is divided among the first N GPUs; needs CUDA_MODULE_LOADING=EAGER.
+                     all_devices_ms, alone_ms: a step of the case's first rows on all GPUs, and on the first
+                     alone, which then exchanges with none
 
-mfu: operations of the uncached tokens over 989 TFLOP/s (bf16, fp16), whatever the weights. peak_gb: the most
-device memory of tensors; peak_beside_gb: of that, what runs used in addition to weights, KV and permanent
-buffers.
+mfu: operations of the uncached tokens over 989 TFLOP/s a GPU (bf16, fp16), whatever the weights. peak_gb: the
+most memory of tensors on the first device; peak_beside_gb: of that, what runs used in addition to weights, KV
+and permanent buffers.
 """
 
 from __future__ import annotations
@@ -51,6 +55,8 @@ _ROWS = 8192
 
 def main() -> None:
     arguments = command_parser().parse_args()
+    if arguments.tensor_parallel > 1 and (arguments.profile or arguments.alone or arguments.fairness):
+        sys.exit("bench.prefill: --tensor-parallel goes with neither --profile, --alone nor --fairness")
     with tempfile.TemporaryDirectory() as folder:
         if arguments.alone:
             from bench.prefill.fairness import run_alone
@@ -91,6 +97,7 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument("--long", type=int, default=100_000, help="with --fairness: tokens")
     parser.add_argument("--count", type=int, default=300, help="with --fairness: short prompts of each load")
     parser.add_argument("--seed", type=int, default=0, help="with --fairness: of the arrivals")
+    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="GPUs of the engine")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--json", action="store_true", help="one object a line, for programs")
     return parser
@@ -111,6 +118,7 @@ def cases_of(arguments: argparse.Namespace) -> list[PrefillCase]:
             arguments.chunk_tokens or _ROWS,
             share,
             tier,
+            arguments.tensor_parallel,
         )
         for prompts, tokens in arguments.prompts
         for share in shares
@@ -137,7 +145,7 @@ def run_all(cases: list[PrefillCase], arguments: argparse.Namespace, folder: Pat
         "torch": torch.__version__,
     }
     for case in cases:
-        found = settings_of(case) | engine.measure(case, arguments.repeats)
+        found = settings_of(case) | engine.measure(case, arguments.repeats) | engine.split_cost(case)
         if arguments.profile:
             found["budget_ms"] = engine.profile(case)
         show(found | around, arguments.json)

@@ -16,20 +16,24 @@ import torch
 from baton.device.streams.cuda_stream import compute_stream
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
+from baton.engine.memory.split_cache import SplitKVCache
 from baton.engine.model.tensors import half_context
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
+from baton.engine.plan.prefill_step import PrefillStep
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.prefix_cache.disk_store import DiskBlockStore
 from baton.engine.prefix_cache.host_store import HostBlockStore
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.block_hash import BlockHasher
+from baton.model_spec.split import splits
 from baton.perf_model.prefill_fit import PrefillFit
 from bench.case import BLOCK_TOKENS, PEAK_FLOPS, PrefillCase
-from bench.engine_driver import prompt_executor, random_model, take
+from bench.engine_driver import places_of, prompt_executor, random_model, take, whole_layout
 
 if TYPE_CHECKING:
     from baton.engine.model.modules import Model
+    from baton.engine.parallel.rank_exchange import DeviceGroup
 
 # A prompt waits so long for its prefix's blocks to come from a disk, and a flush for what is to go there.
 DEADLINE_S = 120.0
@@ -67,16 +71,29 @@ class PrefillEngine:
         longest = max(case.tokens for case in cases)
         self._seed = 0
         self.folder = folder
-        self.decoder = random_model(first.model, first.precision, longest + 2, BLOCK_TOKENS, device)
+        count = first.tensor_parallel
+        ranks = [
+            random_model(first.model, first.precision, longest + 2, BLOCK_TOKENS, place, split=split)
+            for place, split in zip(places_of(device, count), splits(count), strict=True)
+        ]
+        self.decoder = ranks[0]
+        self.layout = whole_layout(self.decoder)
+        self.devices = [rank.device for rank in ranks]
         # Twice, so that what is cached need not give way to those that it is for.
         self.blocks = 2 + 2 * max(case.blocks for case in cases)
-        self.cache = KVCache(self.decoder.layout, self.blocks, device)
+        caches = [KVCache(rank.layout, self.blocks, rank.device) for rank in ranks]
+        self.cache = caches[0] if count == 1 else SplitKVCache(self.layout, caches)
         begun = time.perf_counter()
         most = max(case.chunk_tokens for case in cases)
+        self.group: DeviceGroup | None = None
+        if count > 1 and device == "cuda" and not exact:
+            self.group = _gpu_group(ranks, most)
         if make_pass is None:
-            self.prompt_pass = prompt_pass((self.decoder,), self.cache, most, exact=exact, graphs=graphs)
+            self.prompt_pass = prompt_pass(
+                ranks, self.cache, most, exact=exact, graphs=graphs, group=self.group
+            )
         else:
-            self.prompt_pass = make_pass(self.decoder, self.cache, most)
+            self.prompt_pass = make_pass(self.decoder, caches[0], most)
         self.ready_s = time.perf_counter() - begun
 
     def report_ready(self) -> None:
@@ -101,6 +118,25 @@ class PrefillEngine:
             bench.close()
         peaks = {"peak_gb": round(peak / 1e9, 3), "peak_beside_gb": round((peak - held) / 1e9, 3)}
         return figures_of(case, runs[len(runs) // 2]) | peaks
+
+    def split_cost(self, case: PrefillCase) -> dict[str, float]:
+        """Milliseconds of a step of the case's first rows on all devices, and on the first alone, which waits
+        for no other: their difference is what dividing the model costs."""
+        from baton.engine.prefill.gpu_pass import time_pass
+
+        made: Any = self.prompt_pass
+        if self.group is None or case.tensor_parallel == 1:
+            return {}
+        rows = min(case.prompts * (case.tokens - case.prefix), case.chunk_tokens)
+        step = PrefillStep.on_scratch(self.layout, 0, self.token_ids(rows, 0))
+        together = time_pass(made.forward, step, compute_stream(*self.devices))
+        with self.group.solo():
+            alone = time_pass(made.passes[0].forward, step, compute_stream(self.devices[0]))
+        self.group.check()
+        return {
+            "all_devices_ms": round(together.seconds * 1e3, 3),
+            "alone_ms": round(alone.seconds * 1e3, 3),
+        }
 
     def profile(self, case: PrefillCase) -> dict[str, float]:
         """Milliseconds by kind of kernel in one run, and of the host's work; empty on a CPU."""
@@ -133,8 +169,8 @@ class _CaseRun:
     def __init__(self, engine: PrefillEngine, case: PrefillCase) -> None:
         self._engine = engine
         self._case = case
-        decoder = engine.decoder
-        self._pools = BlockPools(decoder.layout, [engine.blocks] * len(decoder.layout.groups))
+        decoder, layout = engine.decoder, engine.layout
+        self._pools = BlockPools(layout, [engine.blocks] * len(layout.groups))
         self._prefixes = self._prefix_cache() if case.prefix else None
         scheduler = PrefillScheduler(
             self._pools,
@@ -143,7 +179,8 @@ class _CaseRun:
             cost=PrefillFit(half_context(decoder.config)),
             prefixes=self._prefixes,
         )
-        self._executor = prompt_executor(engine.prompt_pass, scheduler, compute_stream(decoder.device))
+        stream = compute_stream(*engine.devices)
+        self._executor = prompt_executor(engine.prompt_pass, scheduler, stream, group=engine.group)
         if case.prefix:
             self._prime()
 
@@ -192,8 +229,7 @@ class _CaseRun:
         return sequence
 
     def _prefix_cache(self) -> PrefixCache:
-        decoder, case = self._engine.decoder, self._case
-        layout = decoder.layout
+        layout, case = self._engine.layout, self._case
         hasher = BlockHasher(
             _KEY,
             tenant="",
@@ -254,6 +290,13 @@ class _CaseRun:
                 raise TimeoutError("the disk does not come to rest")
 
 
+def _gpu_group(ranks: list[Model], most_rows: int) -> DeviceGroup:
+    from baton.engine.decode.gpu_group import gpu_group
+    from baton.engine.prefill.attention import product_rows
+
+    return gpu_group(ranks, 0, product_rows(most_rows))
+
+
 def figures_of(case: PrefillCase, run: Run) -> dict[str, Any]:
     """The figures of one run."""
     peak = PEAK_FLOPS.get(case.precision.torch_dtype)
@@ -266,7 +309,7 @@ def figures_of(case: PrefillCase, run: Run) -> dict[str, Any]:
         "step_host_ms": round(run.host_s * 1e3 / run.steps, 3),
         "s": round(run.s, 5),
         "tok_s": round(case.prompts * case.tokens / run.s),
-        "mfu": round(case.flops / run.s / peak, 3) if peak and on_gpu else None,
+        "mfu": round(case.flops / case.tensor_parallel / run.s / peak, 3) if peak and on_gpu else None,
         "hit_tokens": run.hit_tokens,
     }
 
