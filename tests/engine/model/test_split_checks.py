@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.device.kernel_loading import LoadedKernels
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.split_checks import check_split
 from baton.engine.model.weight_formats import weight_formats
 from services.common.config.worker import EngineConfig
-from services.worker.engine.startup import model_loader
+from services.worker.engine.startup import kernel_tuning, model_loader
 from tests.engine.model.quantization.packing import FORMATS, GPTQ
 from tests.support.checkpoints import FAMILIES, MIXTURES, make_checkpoint
 
@@ -119,6 +121,30 @@ def test_what_several_gpus_cannot_compute_is_refused_in_one_line(
         model_loader.load(str(folder), EngineConfig(**given))
     assert str(caught.value) == f"tensor_parallel {given['tensor_parallel']}: {text}"
     assert caught.value.kind is ErrorKind.INVALID
+
+
+def test_kernels_are_loaded_onto_each_gpu_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TuningError(Exception):
+        """The next that happens on a GPU."""
+
+    def tune(*arguments: object) -> None:
+        raise TuningError
+
+    gpus_found(monkeypatch, 4)
+    monkeypatch.setattr(model_loader, "SEVERAL_GPUS", True)
+    monkeypatch.setattr(kernel_tuning, "tune_products", tune)
+    found = {3: LoadedKernels(2.345, 4 * 10**9), 1: LoadedKernels(1.0, 5 * 10**8)}
+    monkeypatch.setattr(model_loader, "load_kernels", found.__getitem__)
+    engine = EngineConfig(tensor_parallel=2, device_indexes=(3, 1))
+    with capture_logs() as logs, pytest.raises(TuningError):
+        model_loader.load(str(FAMILIES[0].make(tmp_path)), engine)
+    lines = [line for line in logs if line["event"] == "kernels_loaded"]
+    assert [(line["gpu"], line["seconds"], line["gb"]) for line in lines] == [(3, 2.35, 4.0), (1, 1.0, 0.5)]
+    with capture_logs() as logs, pytest.raises(TuningError):
+        model_loader.load(str(FAMILIES[0].make(tmp_path / "one")), EngineConfig())
+    assert logs == []
 
 
 def test_devices_are_those_that_are_configured(monkeypatch: pytest.MonkeyPatch) -> None:
