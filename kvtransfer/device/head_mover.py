@@ -78,7 +78,8 @@ class HeadMover:
         from baton.device.heads.kernel import programs
 
         longest = min(heads.longest, prepared.longest)
-        grid = programs(prepared.rows * len(heads.runs), longest, beside_steps=beside_steps)
+        runs = prepared.rows * len(heads.runs) if longest else 1
+        grid = programs(runs, longest, beside_steps=beside_steps)
         table_address = self._address + index * self._table_bytes
         ends = heads.address, self._staging.first
         sums = self._sums.address_of(index)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from baton.device.heads.moves import HeadMoves
+from baton.device.streams.link_device import Kernel
 from baton.model_spec.head_runs import head_runs
 from baton.model_spec.layout import FP8, CacheGroup, key_value_planes
 from kvtransfer.device.blocks import DividedBlocks
@@ -20,8 +23,11 @@ from kvtransfer.device.movers import gatherer, scatterer
 from kvtransfer.device.piece_memory import OpenedWindow, PieceMemory
 from kvtransfer.protocol.checksum import TILE_SEED, PieceChecksum, place_sum
 from kvtransfer.protocol.frames import Piece
-from tests.kvtransfer.support.fake_device import FakeDevice, Pump
+from tests.kvtransfer.support.fake_device import FakeDevice, FakeStream, Pump
 from tests.kvtransfer.support.kernels import DEVICE, KERNEL
+
+if TYPE_CHECKING:
+    from baton.device.heads.kernel import HeadMove
 
 HEADS, BLOCKS, TOKENS = 4, 6, 4
 WINDOW = 3
@@ -229,3 +235,109 @@ def test_the_kernel_does_as_the_reference(
         if not gathers:
             for mine, theirs in zip(divided.parts, other.parts, strict=True):
                 assert torch.equal(mine, theirs.cpu())
+
+
+def tensor_at(address: int, dtype: torch.dtype) -> Tensor:
+    """An element of memory of this process; kernels in Triton's interpreter reach what is around it."""
+    memory = (ctypes.c_uint8 * dtype.itemsize).from_address(address)
+    return torch.from_numpy(np.ctypeslib.as_array(memory)).view(dtype)
+
+
+class LaunchingStream(FakeStream):
+    """Runs kernels in Triton's interpreter, by the addresses that a GPU would be given."""
+
+    def __init__(self, move: HeadMove) -> None:
+        super().__init__(Pump(None))
+        self._move = move
+        self.grids: list[tuple[int, int]] = []
+
+    def launch(self, kernel: Kernel, grid: tuple[int, int], addresses: tuple[int, ...]) -> None:
+        from baton.device.heads.kernel import move_heads
+
+        self.grids.append(grid)
+        pool, whole = (tensor_at(address, torch.int32) for address in addresses[:2])
+        table, runs, sums = (tensor_at(address, torch.int64) for address in addresses[2:])
+        move_heads(self._move, grid, pool, whole, table, runs, sums)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="Triton's interpreter is used where there is no GPU")
+@pytest.mark.parametrize("gathers", [True, False])
+def test_a_gpus_kernel_is_given_the_addresses_of_a_piece(
+    monkeypatch: pytest.MonkeyPatch, gathers: bool
+) -> None:
+    """Its sum, and on arrival that of its sender, which lies before the piece."""
+    from baton.device.heads.kernel import HeadMove
+
+    made: list[tuple[bool, ...]] = []
+
+    def link_kernel(device: torch.device, *variant: bool) -> Kernel:
+        made.append(variant)
+        return Kernel(0, 0, 0)
+
+    monkeypatch.setattr("kvtransfer.device.head_mover.link_kernel", link_kernel)
+    divided, sent = (Divided(FP8, 48, 2, seed=seed) for seed in (9, 10))
+    device, size = FakeDevice(Pump(None)), divided.group.block_bytes
+    device.tensors_on = torch.device("cuda", 0)
+    window = PieceMemory(device, WINDOW, 2 * size, heads=True)
+    window.tensor[:] = STALE
+    blocks, sums = DividedBlocks(device, [divided.heads()]), host_sums(device, WINDOW, heads=True)
+    stream = LaunchingStream(HeadMove(True, gathers, SUM_PARTS, TILE_SEED, not gathers))
+    if gathers:
+        mover = gatherer(blocks, WINDOW, 2 * size, window, window)
+    else:
+        mover = scatterer(blocks, WINDOW, 2 * size, sums, window)
+    assert made == [(True, gathers, not gathers)]
+    piece, numbers = Piece(7, 0, 1, 0, 2 * size, 2, 0), [4, 1]
+    at = piece.staging * window.stride
+    if not gathers:
+        window.tensor[at : at + piece.length] = bytes_of(sent.whole, piece, numbers)
+        window.parts(piece.staging)[:] = 3
+        mover.move(stream, NOTHING)
+    mover.move(stream, mover.prepare(piece, numbers, place_of(piece)), beside_steps=not gathers)
+    found = window.tensor[at : at + piece.length]
+    if gathers:
+        assert torch.equal(found, bytes_of(divided.whole, piece, numbers))
+        assert window.sum_of(piece.staging) == checksum_of(piece, found)
+        assert stream.grids == [(2 * len(head_runs(divided.group, 2)), 1)]
+    else:
+        assert sums.of(piece.staging) == checksum_of(piece, found)
+        assert sums.reported(piece.staging) == 3 * SUM_PARTS
+        for part, theirs in zip(divided.parts, sent.parts, strict=True):
+            assert torch.equal(part[numbers], theirs[numbers])
+        assert stream.grids == [(1, 1), (24, 1)]
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="Triton's interpreter is used where there is no GPU")
+@pytest.mark.parametrize("directly", [True, False])
+@pytest.mark.parametrize("gathers", [True, False])
+def test_a_gpus_kernel_moves_what_a_queue_enqueues(
+    monkeypatch: pytest.MonkeyPatch, gathers: bool, directly: bool
+) -> None:
+    """By Triton's launcher, and without it."""
+    from baton.device.heads import launch
+    from baton.device.heads.kernel import HeadMove, move_heads
+    from baton.device.heads.table import table_words, write_table
+
+    class Runtime:
+        def launch(
+            self, _function: int, grid: tuple[int, int], _threads: int, _shared: int, stream: int,
+            addresses: tuple[int, ...],
+        ) -> None:  # fmt: skip
+            assert stream == 5
+            pool, whole = (tensor_at(address, torch.int32) for address in addresses[:2])
+            table, runs, sums = (tensor_at(address, torch.int64) for address in addresses[2:])
+            move_heads(HeadMove(True, gathers), grid, pool, whole, table, runs, sums)
+
+    monkeypatch.setattr(launch, "cuda_runtime", Runtime)
+    monkeypatch.setattr(launch, "prepared_heads", lambda *_: Kernel(0, 0, 0) if directly else None)
+    divided, sent = (Divided(FP8, 48, 2, seed=seed) for seed in (11, 12))
+    heads, numbers = divided.heads(), [5, 2]
+    words, table = range(heads.words), torch.zeros(table_words(2), dtype=torch.int64)
+    write_table(table.numpy().data.cast("B"), 0, numbers, words, [0, heads.words], len(heads.runs))
+    whole = sent.whole[numbers].flatten()
+    launch.launch_heads(heads, whole, table, 2, gathers=gathers, stream=5)
+    if gathers:
+        assert torch.equal(whole, divided.whole[numbers].flatten())
+    else:
+        for part, theirs in zip(divided.parts, sent.parts, strict=True):
+            assert torch.equal(part[numbers], theirs[numbers])
