@@ -19,6 +19,8 @@ from services.router.workers.other_claims import FIRST, Precedence
 from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import placement_of, workers_of
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Waiting:
     """A queue before a pair of workers without a free slot, and what it has said."""

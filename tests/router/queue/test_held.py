@@ -17,6 +17,8 @@ from tests.router.workers.bare_workers import bare_worker, placement_of
 SMALL, LARGE = 100, 1000
 QUEUE_S = 5.0
 
+pytestmark = pytest.mark.virtual_time
+
 
 def worker(name: str, kv_tokens: int, slots: int = 1) -> Worker:
     limits = WorkerLimits(kv_tokens=kv_tokens, max_prefills=1, sends_over=["grpc"], receives_over=["grpc"])
