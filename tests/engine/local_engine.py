@@ -24,7 +24,7 @@ from baton.engine.executor.reference_decode_loop import ReferenceDecodeLoop
 from baton.engine.executor.step_handle import ChunkResult
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
-from baton.engine.memory.kv_cache import KVCache
+from baton.engine.memory.kv_cache import BlockMemory, KVCache
 from baton.engine.memory.split_cache import SplitKVCache
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
@@ -35,7 +35,9 @@ from baton.engine.model.weights import load_ranks, random_ranks
 from baton.engine.parallel.rank_exchange import DeviceGroup
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.plan.step_planner import StepPlanner
+from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.graphs import GraphBounds
+from baton.engine.prefill.prompt_pass import PromptPass
 from baton.engine.prefill.reference_pass import ReferencePass
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.shared_memory.layout import SharedRings
@@ -133,7 +135,7 @@ class LocalEngine:
         ring_slots: int | None = None,
         cache_dtype: str | None = None,
         mixed: Literal["", "graphs", "eager"] = "",
-        prompts: Literal["", "graphs", "eager"] = "",
+        prompts: Literal["", "graphs", "eager", "started"] = "",
         rows_per_slot: int = 1,
         lookup_tokens: int = 0,
         lookahead_bytes: int = 0,
@@ -150,8 +152,8 @@ class LocalEngine:
         `longest`: a sequence's tokens. `ring_slots`: slots that mailbox and ring are sized for; by default
         `slots`. `ranks`: devices that divide the model; with `graph` prompts are computed on one, and their
         blocks handed over, unless they are by kernels. `cache_dtype`: by default `dtype`. `prompts`: prefill
-        steps are by kernels, in graphs or not; with `graph` only. `mixed`: the same, and decode steps join
-        them. `adaptive`: a policy chooses how many
+        steps are by kernels, in graphs or not, or warmed up and measured as at a worker's start; with `graph`
+        only. `mixed`: the first two, and decode steps join them. `adaptive`: a policy chooses how many
         rows drafts get. `proposer`: makes what proposes drafts. `lookahead_bytes`: of a lookahead table; 0:
         there is none. `bounds`: of prefill steps; by default `chunk` tokens. `clock`: of the decode loop by
         graphs. `group`: makes what the ranks of models exchange through in graphs' steps, of so many rows of
@@ -213,7 +215,7 @@ class LocalEngine:
         # Prefill steps that a decode step was part of.
         self.mixed_steps = 0
         if by_kernels:
-            self.prefill = self._by_kernels(models, caches, chunk, graphs=by_kernels == "graphs")
+            self.prefill = self._by_kernels(models, cache, chunk, by_kernels)
         else:
             if graph and ranks > 1:
                 # Prompts are another worker's, which has one device.
@@ -222,8 +224,8 @@ class LocalEngine:
                 assert isinstance(cache, SplitKVCache)
                 self._handed_over, cache = cache, KVCache(layout, blocks, places[0])
             self._prompt_cache = cache
-            prompt_pass = ReferencePass(ReferenceModel(*models), cache)
-            self.prefill = PrefillSteps(prompt_pass, self.scheduler, compute_stream(model.device))
+            reference = ReferencePass(ReferenceModel(*models), cache)
+            self.prefill = PrefillSteps(reference, self.scheduler, compute_stream(model.device))
         planner = StepPlanner(self.scheduler, self.prefill.state, self.decode.steps)
         self.executor = StepExecutor(planner, self.prefill, self.decode)
         self.output: dict[tuple[int, int], list[int]] = {}
@@ -240,14 +242,25 @@ class LocalEngine:
         rows = self.state.shape.rows
         return (make or gpu_group)(models, rows, product_rows(chunk + rows) if chunk else 0)
 
-    def _by_kernels(
-        self, models: Run[Model], caches: Run[KVCache], chunk: int, *, graphs: bool
-    ) -> PrefillSteps:
+    def _by_kernels(self, models: Run[Model], cache: BlockMemory, chunk: int, how: str) -> PrefillSteps:
+        stream = self.decode.stream or compute_stream(*(model.device for model in models))
+        made = self._prompt_pass(models, cache, chunk, how)
+        assert not made.uncaptured
+        if models[0].device.type == "cuda":
+            for model in models:
+                torch.cuda.synchronize(model.device)
+        return PrefillSteps(made, self.scheduler, stream, group=self.group)
+
+    def _prompt_pass(self, models: Run[Model], cache: BlockMemory, chunk: int, how: str) -> PromptPass:
         from baton.engine.prefill.gpu_pass import PrefillPass
         from baton.engine.prefill.group_pass import GroupPass
 
-        joined, group = tuple(self.decode.mixed.values()), self.group
-        rows = chunk + max((each.rows for each in joined), default=0) if graphs else 0
+        joined, group, caches = tuple(self.decode.mixed.values()), self.group, cache.ranks
+        if how == "started":
+            return prompt_pass(
+                models, cache, chunk, exact=False, joined=joined, group=group, interpreted=True
+            )
+        rows = chunk + max((each.rows for each in joined), default=0) if how == "graphs" else 0
         bounds = GraphBounds(rows, least_chunks=2, entries=256)
         made: PrefillPass | GroupPass
         if group is None:
@@ -264,12 +277,7 @@ class LocalEngine:
                 if models[0].device.type == "cuda":
                     made.warm()
                 made.capture(bounds)
-        assert not made.uncaptured
-        if models[0].device.type == "cuda":
-            for model in models:
-                torch.cuda.synchronize(model.device)
-        stream = self.decode.stream or compute_stream(*(model.device for model in models))
-        return PrefillSteps(made, self.scheduler, stream, group=group)
+        return made
 
     def start(self, prompt: Iterable[int], **fields: Any) -> tuple[int, int]:
         """Prefills a prompt and admits it. Returns (slot, generation); raises OutOfBlocksError.

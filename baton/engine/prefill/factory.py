@@ -16,7 +16,8 @@ from baton.engine.parallel.rank_exchange import DeviceGroup
 from baton.engine.prefill.prompt_pass import PromptPass
 from baton.engine.prefill.reference_pass import ReferencePass
 
-# Rows of the largest steps that are graphs on several devices: the host launches for all of them.
+# Rows of the largest steps that are graphs on several devices, since the host launches for all of them; where
+# decode steps may join there is a graph for each number of their rows, and there are fewer.
 _SEVERAL_DEVICES_ROWS = 2048
 
 
@@ -29,13 +30,16 @@ def prompt_pass(
     graphs: bool = True,
     joined: Sequence[JoinedRows] = (),
     group: DeviceGroup | None = None,
+    interpreted: bool = False,
 ) -> PromptPass:
     """The prefill pass for a model's devices, one a rank, and its dtype, of up to `most_rows` rows. On GPUs
     this compiles kernels, lets the attention library build its plans and captures graphs: seconds.
     `graphs`: whether short steps are. `joined`: rows that may join a pass (`DecodeLoop.mixed`). `group`: how
-    several GPUs exchange, which they do unless `exact`."""
+    several GPUs exchange, which they do unless `exact`. `interpreted`: the same on a CPU, with Triton's
+    interpreter."""
     model = ranks[0]
-    if model.device.type != "cuda" or model.precision.activations == torch.float64 or exact:
+    on_gpu = model.device.type == "cuda" and model.precision.activations != torch.float64
+    if exact or not (on_gpu or interpreted):
         return ReferencePass(ReferenceModel(*ranks), cache)
     from baton.engine.prefill.attention import library_rule
     from baton.engine.prefill.gpu_pass import PrefillPass
@@ -49,8 +53,7 @@ def prompt_pass(
     if graphs:
         made.capture()
     made.measure_step_times()
-    torch.cuda.synchronize(model.device)
-    torch.cuda.empty_cache()  # of another stream than the steps'
+    _empty_caches(ranks)
     return made
 
 
@@ -78,10 +81,15 @@ def _on_several(
         made.warm()
         made.measure_products()
         if graphs:
-            made.capture(GraphBounds(rows=_SEVERAL_DEVICES_ROWS))
+            made.capture(GraphBounds() if joined else GraphBounds(rows=_SEVERAL_DEVICES_ROWS))
     made.measure_step_times()
-    for model in ranks:
-        with on_device(model.device):
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
+    _empty_caches(ranks)
     return made
+
+
+def _empty_caches(ranks: Sequence[Model]) -> None:
+    """Frees what torch keeps of the streams on which kernels were warmed up: steps have others."""
+    for model in ranks:
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+            torch.cuda.empty_cache()

@@ -242,7 +242,7 @@ def _step_loops(
     )
     mixes = decodes and prefills and config.engine.mixed_steps and not model.exact
     with capture_logged(model.device):
-        group = _device_group(config, model, state.shape, mixes=mixes)
+        group = device_group(config, model, state.shape, mixes=mixes)
         steps = decode_loop(
             model.ranks,
             model.cache,
@@ -269,11 +269,12 @@ def _step_loops(
     return steps, prompts
 
 
-def _device_group(
+def device_group(
     config: WorkerConfig, model: LoadedModel, shape: StepShape, *, mixes: bool
 ) -> DeviceGroup | None:
-    """Through which several GPUs exchange in the steps of a worker's role; None for one device and for a CPU.
-    In mode `exact` prompts are computed by the reference, which exchanges by itself."""
+    """Makes what several GPUs exchange through in the steps of a worker's role; None for one device and for a
+    CPU. In mode `exact` prompts are computed by the reference, which exchanges by itself. `mixes`: whether
+    decode steps join prefill steps."""
     if len(model.ranks) == 1 or model.device.type != "cuda":
         return None
     from baton.engine.decode.gpu_group import gpu_group

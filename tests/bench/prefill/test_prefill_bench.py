@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from baton.engine.prefill.gpu_pass import PrefillPass
 from bench.case import TIERS, PrefillCase, parse_prompts
-from bench.prefill.__main__ import cases_of, command_parser, run_all
+from bench.prefill.__main__ import cases_of, command_parser, main, run_all
 from bench.prefill.engine import PrefillEngine, budget, kind_of
 from bench.shapes import Precision
 
@@ -66,6 +67,20 @@ def test_every_tier_finds_the_prefix(tmp_path: Path, capsys: pytest.CaptureFixtu
         *((50, tier, 3 * 64) for tier in TIERS),
     ]
     assert all(case["tok_s"] > 0 and case["ms"] >= case["device_ms"] > 0 for case in cases)
+
+
+def test_a_model_that_devices_divide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has a cache of its heads; blocks of the lower tiers are whole."""
+    reported = arguments("--prompts", "1x150", "--cached", "50", "--tier", "host", "--tensor-parallel", "2")
+    run_all(cases_of(reported), reported, tmp_path)
+    case = json.loads(capsys.readouterr().out)
+    assert (case["tensor_parallel"], case["hit_tokens"]) == (2, 64)
+
+
+def test_figures_of_several_devices_are_of_whole_prompts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench.prefill", "--tensor-parallel", "2", "--fairness"])
+    with pytest.raises(SystemExit, match="goes with neither"):
+        main()
 
 
 @pytest.mark.slow

@@ -200,6 +200,23 @@ def test_graphs_on_every_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert found == [True] * 2
 
 
+@pytest.mark.slow
+def test_what_a_worker_does_at_its_start(tmp_path: Path) -> None:
+    """Kernels are warmed up and graphs captured on one device alone after the other; then steps are timed on
+    both."""
+    made: list[TurnGroup] = []
+    shape = SHAPE | {"num_hidden_layers": 1}
+    engine = on_ranks(tmp_path / "two", changes=shape, prompts="started", group=kept_in(made))
+    assert not made[0].alone
+    assert made[0].steps == 8, "four of few rows, and four of the most"
+    assert engine.scheduler.graph_rows == 2048
+    assert engine.scheduler.row_times.rows == (64,)
+    keys = engine.start_many([Start(prompt, 3) for prompt in PROMPTS[:2]])
+    one = LocalEngine(tmp_path / "one", changes=shape)
+    wanted = one.start_many([Start(prompt, 3) for prompt in PROMPTS[:2]])
+    assert engine.run(*keys) == one.run(*wanted)
+
+
 def test_every_device_has_its_inputs_before_one_is_launched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
