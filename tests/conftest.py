@@ -12,19 +12,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from services.cluster.gpus.gpu_count import find_driver
-from tests.loadgen.virtual_time import VirtualLoop
 from tests.support.unit_tier import forbid_processes_and_ports, is_unit
 
 if TYPE_CHECKING:
-    import asyncio
-
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
 
@@ -140,12 +137,6 @@ def modules(config: pytest.Config, pattern: str) -> list[str]:
     files = {file for argument in config.args for file in Path(argument).resolve().rglob(pattern)}
     ours = [file.relative_to(root) for file in files if file.is_relative_to(root)]
     return sorted(".".join(file.with_suffix("").parts) for file in ours)
-
-
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> dict[str, Callable[[], asyncio.AbstractEventLoop]] | None:
-    return {"virtual": VirtualLoop} if item.get_closest_marker("virtual_time") else None
 
 
 @pytest.hookimpl(optionalhook=True)
