@@ -4,8 +4,8 @@
     SIGUSR2   the second device sleeps for longer than the deadline before its next step
 
 Without a GPU the ranks are a CPU's: their steps run in Triton's interpreter and exchange by the kernels
-themselves, compiled for the host under a clock of their own. There either signal makes the second rank late
-for a sum of the next step.
+themselves, compiled for the host under a clock of their own. There the second rank comes too late to the
+first sum of the next step, or never.
 """
 
 from __future__ import annotations
@@ -81,8 +81,12 @@ def _on_a_cpu() -> None:
             return decode_loop(ranks, cache, state, *arguments, **options)
         make_launches_cheap()
         group, beat = HostGroup(ranks, state.shape.rows), options["before_step"]
+
+        def on_signal(number: int, frame: object) -> None:
+            group.late, group.never = (1, 1), number == NEVER
+
         for number in (NEVER, LATE):
-            signal.signal(number, lambda number, frame: setattr(group, "late", (1, 1)))
+            signal.signal(number, on_signal)
         options |= {"interpreted": True, "group": group}
         loop = decode_loop(ranks, cache, state, *arguments, **options)
         launch = loop.launch
