@@ -52,12 +52,12 @@ def layer_launches(
     hidden, qkv, inner = workspace.hidden[:rows], workspace.qkv[:rows], workspace.inner[:rows]
     behind = [*(layer.attention.qkv for layer in model.layers[1:]), model.head]
     for layer, following in zip(model.layers, behind, strict=True):
-        mlp_norm = next((product.norm for product in layer.mlp.products()), None)
-        run_attention(gemm, layer.attention, hidden, qkv, attend, mlp_norm)
+        mlp_first = next(iter(layer.mlp.products()), None)
+        run_attention(gemm, layer.attention, hidden, qkv, attend, mlp_first)
         yield
         match layer.mlp:
             case DenseMlp():
-                run_dense_mlp(gemm, layer.mlp, hidden, inner, following.norm)
+                run_dense_mlp(gemm, layer.mlp, hidden, inner, following)
             case ExpertsMlp():
                 assert workspace.experts is not None
                 run_experts(workspace.experts, layer.mlp, hidden)

@@ -40,9 +40,16 @@ class RankExchange(Protocol):
     def part(self, rows: int) -> Tensor:
         """[rows, width]: where this rank writes its part of the next sum."""
 
-    def reduce(self, hidden: Tensor, post_norm: Norm | None, norm: tuple[Norm, Tensor] | None) -> None:
+    def reduce(
+        self,
+        hidden: Tensor,
+        post_norm: Norm | None,
+        norm: tuple[Norm, Tensor] | None,
+        scales: Tensor | None = None,
+    ) -> None:
         """Enqueues the next sum: hidden [R, width] += all ranks' parts of it, normed first by `post_norm`;
-        and `norm` of that into its tensor [R, width]."""
+        and `norm` of that into its tensor [R, width], as codes in e4m3 where there are `scales` [R] float32
+        for them."""
 
     def end(self, part: Tensor, column: int) -> None:
         """Enqueues the last node: `part` [R, n], this rank's logits, goes to `logits` from `column` on; a
@@ -90,9 +97,15 @@ class ExchangeNodes:
     def part(self, rows: int) -> Tensor:
         return self._exchange.part(self._rank, self._sums + 1)[:rows]
 
-    def reduce(self, hidden: Tensor, post_norm: Norm | None, norm: tuple[Norm, Tensor] | None) -> None:
+    def reduce(
+        self,
+        hidden: Tensor,
+        post_norm: Norm | None,
+        norm: tuple[Norm, Tensor] | None,
+        scales: Tensor | None = None,
+    ) -> None:
         self._sums += 1
-        self._exchange.reduce(self._rank, self._sums, hidden, post_norm, norm)
+        self._exchange.reduce(self._rank, self._sums, hidden, post_norm, norm, scales)
 
     def end(self, part: Tensor, column: int) -> None:
         if self._sums not in (0, self._exchange.shape.sums):

@@ -141,7 +141,10 @@ def test_a_product_with_more_results_than_gate_and_up_has_room_for_their_sums(
 
 
 class Part:
-    """A `RankExchange` of one rank, which has its part alone, and adds it."""
+    """A `RankExchange` of one rank, which has its part alone, and adds it. `coded`: whether the last sum's
+    norm was codes."""
+
+    coded = False
 
     def __init__(self) -> None:
         self.parts = torch.full((3 * ROWS, WIDTH), torch.nan, dtype=torch.bfloat16, device=DEVICE)
@@ -149,10 +152,22 @@ class Part:
     def part(self, rows: int) -> Tensor:
         return self.parts[ROWS : ROWS + rows]
 
-    def reduce(self, hidden: Tensor, post_norm: Norm | None, norm: tuple[Norm, Tensor] | None) -> None:
+    def reduce(
+        self,
+        hidden: Tensor,
+        post_norm: Norm | None,
+        norm: tuple[Norm, Tensor] | None,
+        scales: Tensor | None = None,
+    ) -> None:
         hidden.add_(self.part(len(hidden)))
         assert norm is not None
-        norm[1].copy_(rms_norm(hidden, norm[0].gain, norm[0].eps))
+        normed = rms_norm(hidden, norm[0].gain, norm[0].eps)
+        self.coded = scales is not None
+        if scales is not None:
+            found = quantize(normed, FP8)
+            normed = found.codes
+            scales.copy_(found.scales[:, 0])
+        norm[1].copy_(normed)
 
 
 @pytest.mark.usefixtures("unscaled")
@@ -164,7 +179,7 @@ class Part:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_yields_its_part_of_a_sum(choice: Choice, rank: int) -> None:
     """Of its columns alone, whose codes have scales of their own; the bias is the first rank's. The product
-    behind it takes the rows that the exchange has normed."""
+    behind it takes the rows that the exchange has normed, as codes where it multiplies such."""
     columns = range(rank * INNER // 2, (rank + 1) * INNER // 2)
     whole = quantize(normal(WIDTH, INNER, seed=1) / 8, FP8)
     down_weight, head_weight = (
@@ -188,7 +203,10 @@ def test_a_rank_yields_its_part_of_a_sum(choice: Choice, rank: int) -> None:
         hidden.clone(),
         normal(ROWS, INNER, seed=6).bfloat16()[:, columns.start : columns.stop].contiguous(),
     )
-    products.add(residual, down, hidden, x, norm)
+    products.add(residual, down, hidden, x, following)
+    assert exchange.coded == (not isinstance(choice, RowCodesTuning))
+    again, kept = products.norm(hidden, norm), hidden.clone()
+    products.add(residual, down, hidden.copy_(before), x, following)
     products(following, out, hidden)
 
     codes = quantize(x.float(), FP8).dequantized(torch.float32)
@@ -196,7 +214,10 @@ def test_a_rank_yields_its_part_of_a_sum(choice: Choice, rank: int) -> None:
     assert_like(exchange.part(ROWS), part)
     assert exchange.parts[:ROWS].isnan().all()
     assert exchange.parts[2 * ROWS :].isnan().all()
-    normed = quantize(rms_norm(hidden, norm.gain, norm.eps).float(), FP8).dequantized(torch.float32)
+    assert hidden.equal(kept)
+    normed = rms_norm(hidden, norm.gain, norm.eps).float()
+    assert_like(again, normed)
+    normed = quantize(normed, FP8).dequantized(torch.float32)
     assert_like(out, reference(normed, head_weight.dequantized(torch.float32), None, Epilogue.PLAIN, out))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from baton.engine.parallel.exchange import ExchangeTimeoutError
 from baton.engine.sequence import SamplingParams
 from baton.model_spec.layout import FP8
 from tests.engine.executor.test_ranks_in_steps import SHAPE, starts
-from tests.engine.local_engine import LocalEngine
+from tests.engine.local_engine import LocalEngine, Start
 from tests.engine.model.quantization.packing import FORMATS
 from tests.engine.parallel.host.turn_group import HostGroup
 from tests.engine.parallel.turns import TurnGroup
@@ -162,6 +163,46 @@ def test_weights_in_fp8(tmp_path: Path, name: str, numerics: str) -> None:
         keys = [engine.start(prompt, max_tokens=6) for prompt in prompts]
         outputs.append(engine.run(*keys))
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("kind", [TurnGroup, pytest.param(HostGroup, marks=[SLOW, needs_compiler])])
+def test_sums_yield_codes_for_products_of_codes(tmp_path: Path, kind: type[TurnGroup]) -> None:
+    """In bfloat16, whose products in fp8 multiply codes. Logprobs of the first token that is decoded are as
+    near to those of the same weights in float32 as one device's, which the interpreter rounds as roughly."""
+    fp8 = partial(weight_formats, quantization="fp8")
+    options: dict[str, Any] = {"slots": 2, "changes": SHAPE, "formats": fp8}
+    wanted = first_decoded(LocalEngine(tmp_path / "wanted", **options))
+    errors = []
+    for ranks in (1, 2):
+        group = kind if ranks > 1 else None
+        fast = {"dtype": "bfloat16", "numerics": "fast", "ranks": ranks, "group": group}
+        engine = on_ranks(tmp_path / str(ranks), **options, **fast)
+        found = first_decoded(engine)
+        common = found.keys() & wanted.keys()
+        assert len(common) >= 25
+        errors.append(sum((found[token] - wanted[token]) ** 2 for token in common) / len(common))
+    if kind is TurnGroup:
+        assert isinstance(engine.group, TurnGroup)
+        # The head, behind the last sum, is not in fewer bits.
+        assert [turn.coded for turn in engine.group.turns] == [engine.group.sums - 1] * 2
+    assert errors[1] < 1.5 * errors[0]
+
+
+def first_decoded(engine: LocalEngine) -> dict[tuple[int, int], float]:
+    """Logprobs of the most probable first tokens that are decoded behind two prompts, by prompt and token."""
+    sampling = SamplingParams(logprobs=20)
+    prompts = [
+        Start(tuple(range(3, 24)), 2, sampling, forced=5),
+        Start((7, 50, 31), 2, sampling, forced=9),
+    ]
+    keys = engine.start_many(prompts)
+    engine.run(*keys)
+    found = dict[tuple[int, int], float]()
+    for number, key in enumerate(keys):
+        logprobs = engine.logprobs[key][1]
+        assert logprobs is not None
+        found |= {(number, token): logprob for token, logprob in logprobs.top}
+    return found
 
 
 def test_blocks_that_a_slot_is_given_later_are_on_every_device(tmp_path: Path) -> None:

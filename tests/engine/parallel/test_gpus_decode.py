@@ -7,6 +7,7 @@ import random
 import time
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from baton.engine.sequence import SamplingParams
 from tests.engine.executor.test_ranks_in_steps import SHAPE, VOCAB, starts
 from tests.engine.local_engine import LocalEngine, Start
 from tests.engine.model.quantization.packing import FORMATS
-from tests.engine.parallel.test_decode_on_ranks import CASES, DIVIDED
+from tests.engine.parallel.test_decode_on_ranks import CASES, DIVIDED, first_decoded
 from tests.support.checkpoints import FAMILIES
 from tests.support.gpu_sleep import sleep_on_stream
 from tests.support.random_sampling import random_params
@@ -56,28 +57,21 @@ def test_families_decode_as_on_one_gpu(tmp_path: Path, name: str, numerics: str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["fp8 by tensor", "fp8 by channel", "fp8 by block"])
 def test_weights_in_fp8(tmp_path: Path, name: str, dtype: str) -> None:
-    """In bfloat16 products are of codes of a rank's rows, whose scales are its own, so only the first token
-    that is decoded is compared."""
+    """In bfloat16 products are of codes of a rank's rows, whose scales are its own: then logprobs are as near
+    to those of the same weights in float32 as one GPU's."""
     shape = {"hidden_size": 192, "intermediate_size": 192, "num_key_value_heads": 4}
     source = FAMILIES[0].make(tmp_path / "source", **shape)
     packed, _ = next(one for one in FORMATS if one.name == name).write(source, tmp_path / "fp8")
-    draw, found = random.Random(name), []
-    prompts = [tuple(draw.choices(range(250), k=length)) for length in (1, 3, 17, 40, 64)]
-    sampling = SamplingParams(logprobs=20)
-    for engine in engines(
-        packed, checkpoint=True, slots=5, blocks=256, dtype=dtype, numerics="fast", formats=weight_formats
-    ):
-        keys = engine.start_many([Start(prompt, 3, sampling, forced=5) for prompt in prompts])
-        engine.run(*keys)
-        found.append([engine.logprobs[key][1] for key in keys])
-    for one, other in zip(*found, strict=True):
-        assert one is not None
-        assert other is not None
-        mine, theirs = dict(other.top), dict(one.top)
-        common = mine.keys() & theirs.keys()
-        assert len(common) >= 15
-        for token in common:
-            assert mine[token] == pytest.approx(theirs[token], abs=1e-3 if dtype == "float32" else 0.3)
+    options: dict[str, Any] = {"checkpoint": True, "slots": 2, "formats": weight_formats}
+    wanted = first_decoded(LocalEngine(packed, **options))
+    errors = []
+    for engine in engines(packed, **options, dtype=dtype, numerics="fast"):
+        found = first_decoded(engine)
+        common = found.keys() & wanted.keys()
+        assert len(common) >= 25
+        errors.append(sum((found[token] - wanted[token]) ** 2 for token in common) / len(common))
+    print(f"\nPROOF {name}, {dtype}: mean square errors of logprobs on one and on two GPUs {errors}")
+    assert errors[1] < (1e-6 if dtype == "float32" else 1.5 * errors[0])
 
 
 def test_requests_with_every_feature(tmp_path: Path) -> None:

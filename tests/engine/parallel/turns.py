@@ -14,7 +14,9 @@ from torch import Tensor
 from baton.engine.decode.gpu_group import logit_rows
 from baton.engine.kernels.fusion import Norm
 from baton.engine.kernels.reference.row_ops import rms_norm
+from baton.engine.kernels.weight_format import WeightFormat
 from baton.engine.model.modules import Model
+from baton.engine.model.quantization.quantize import quantize
 from baton.engine.parallel.exchange import ExchangeTimeout, ExchangeTimeoutError
 from baton.engine.parallel.rank_exchange import Launch, Launches, RankExchange
 from baton.engine.parallel.ranks_in_turn import sum_in_order
@@ -120,9 +122,11 @@ class TurnRank:
         self._sums = 0
         self.norms = 0
         """Sums of the last step that computed the next norm."""
+        self.coded = 0
+        """Those whose norm was codes."""
 
     def begin(self, rows: Tensor | None) -> None:
-        self._sums, self.norms, self.nodes, self.rows = 0, 0, (0,), rows
+        self._sums, self.norms, self.coded, self.nodes, self.rows = 0, 0, 0, (0,), rows
         if self._rank == 0:
             self.logits.fill_(torch.nan)
         self._meet()
@@ -136,7 +140,13 @@ class TurnRank:
     def part(self, rows: int) -> Tensor:
         return self.parts[:rows].fill_(torch.nan)
 
-    def reduce(self, hidden: Tensor, post_norm: Norm | None, norm: tuple[Norm, Tensor] | None) -> None:
+    def reduce(
+        self,
+        hidden: Tensor,
+        post_norm: Norm | None,
+        norm: tuple[Norm, Tensor] | None,
+        scales: Tensor | None = None,
+    ) -> None:
         self._sums += 1
         self.nodes += (self._sums,)
         self._meet()
@@ -147,7 +157,13 @@ class TurnRank:
         hidden.add_(total)
         if norm is not None:
             self.norms += 1
-            norm[1].copy_(rms_norm(hidden, norm[0].gain, norm[0].eps))
+            normed = rms_norm(hidden, norm[0].gain, norm[0].eps)
+            if scales is not None:
+                self.coded += 1
+                found = quantize(normed, WeightFormat("fp8"))
+                normed = found.codes
+                scales.copy_(found.scales[:, 0])
+            norm[1].copy_(normed)
         self._meet()  # before anyone writes the part of the next sum
 
     def end(self, part: Tensor, column: int) -> None:

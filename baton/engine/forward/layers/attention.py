@@ -7,8 +7,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from baton.engine.forward.layers.linear import Gemm
-from baton.engine.kernels.fusion import Norm
 from baton.engine.model.layers.attention import Attention
+from baton.engine.model.layers.linear import Product
 
 Attend = Callable[[Attention], Tensor]
 """Computes a layer's attention from the workspace's `qkv`, writing keys and values to the cache → [rows,
@@ -16,7 +16,7 @@ heads · dim]."""
 
 
 def run_attention(
-    gemm: Gemm, attention: Attention, hidden: Tensor, qkv: Tensor, attend: Attend, then: Norm | None = None
+    gemm: Gemm, attention: Attention, hidden: Tensor, qkv: Tensor, attend: Attend, then: Product | None = None
 ) -> None:
     """Adds attention: hidden [M, hidden] += attention(hidden); `qkv` [M, (heads + 2 kv heads) · dim] is
     memory in between. `then`: of `Gemm.add`."""

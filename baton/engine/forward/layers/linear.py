@@ -6,7 +6,7 @@ A choice is data (`gemm_dispatch`): by GPU, shape and rows. Mode `exact` takes o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,10 +16,12 @@ from baton.engine.forward.products.code_products import (
     by_digits,
     by_row_codes,
     code_bytes,
+    code_rows,
     has_digits,
     has_row_codes,
     has_w8a8,
     library_sums,
+    of_codes,
     w8a8_by_library,
 )
 from baton.engine.forward.products.scratch import Scratch
@@ -52,6 +54,15 @@ from baton.engine.model.modules import Model
 from baton.engine.parallel.rank_exchange import RankExchange
 
 
+@dataclass(frozen=True, slots=True)
+class _Normed:
+    """Rows that a sum has normed for the product behind it; their codes where they have `scales`."""
+
+    norm: Norm
+    rows: Tensor
+    scales: Tensor | None = None
+
+
 class Gemm:
     """Computes a model's products, each by the kernel that `choose` gives for it and its rows."""
 
@@ -66,8 +77,7 @@ class Gemm:
         `exchange`: adds up the results of all ranks of a model that is divided."""
         self._choose = choose
         self._exchange = exchange
-        # The norm that the last sum computed for the product behind it, and its rows.
-        self._normed: tuple[Norm, Tensor] | None = None
+        self._normed: _Normed | None = None
         batches, kinds = list(batches), model.product_kinds()
         needs = [space_needed(rows, kind, choose(kind, rows)) for kind in kinds for rows in batches]
         self.scratch = Scratch(
@@ -84,21 +94,29 @@ class Gemm:
     def __call__(self, product: Product, out: Tensor, x: Tensor) -> None:
         """x [M, K] → out [M, N]."""
         choice = self._choose(product, out.shape[0])
-        if self._normed is not None and self._normed[0] is product.norm:
-            (_, x), self._normed = self._normed, None
-            product = replace(product, norm=None)
+        if (normed := self._normed) is not None and normed.norm is product.norm:
+            self._normed, x, product = None, normed.rows, replace(product, norm=None)
+            if normed.scales is not None:
+                assert isinstance(choice, W8A8Tuning | W8A8Library)
+                of_codes(out, x, normed.scales, product, choice, self.scratch)
+                return
         run_product(out, x, product, choice, self.scratch)
 
-    def add(self, residual: Residual, product: Product, hidden: Tensor, x: Tensor, then: Norm | None) -> None:
+    def add(
+        self, residual: Residual, product: Product, hidden: Tensor, x: Tensor, then: Product | None
+    ) -> None:
         """Adds a product to the residual stream: x [M, K] → hidden [M, N] += the product of x, by the
-        residual's rule. `then`: the norm of the product that is launched next, of `hidden`: an exchange
-        computes it with the sum."""
+        residual's rule. `then`: the product that is launched next, of `hidden`: an exchange computes its norm
+        with the sum, and the codes of that where it is multiplied by such."""
         if residual.divided:
             assert self._exchange is not None
             self(product, self._exchange.part(hidden.shape[0]), x)
-            normed = self.scratch.normed[: hidden.numel()].view(hidden.shape)
-            self._normed = None if then is None else (then, normed)
-            self._exchange.reduce(hidden, residual.post_norm, self._normed)
+            self._normed = normed = self._normed_for(then, hidden)
+            if normed is None:
+                self._exchange.reduce(hidden, residual.post_norm, None)
+            else:
+                norm = normed.norm, normed.rows
+                self._exchange.reduce(hidden, residual.post_norm, norm, normed.scales)
             return
         if residual.post_norm is None:
             self(product, hidden, x)
@@ -110,11 +128,23 @@ class Gemm:
     def norm(self, hidden: Tensor, norm: Norm) -> Tensor:
         """Norms hidden [M, hidden] behind the last layer → [M, hidden], a view of scratch; where an exchange
         has computed that with the last sum, it is there already."""
-        normed = self.scratch.normed[: hidden.numel()].view(hidden.shape)
-        if self._normed is None or self._normed[0] is not norm:
+        normed, known = self.scratch.normed[: hidden.numel()].view(hidden.shape), self._normed
+        if known is None or known.norm is not norm or known.scales is not None:
             norm_rows(normed, hidden, norm)
         self._normed = None
         return normed
+
+    def _normed_for(self, product: Product | None, hidden: Tensor) -> _Normed | None:
+        """Memory for the norm of a product's input, as codes where it is multiplied as such; None where it
+        has no norm."""
+        if product is None or product.norm is None:
+            return None
+        weight, choice = product.linear.weight, self._choose(product, hidden.shape[0])
+        if isinstance(choice, W8A8Tuning | W8A8Library) and has_w8a8(weight):
+            assert isinstance(weight, QuantizedWeight)
+            if weight.format.codes == "fp8":
+                return _Normed(product.norm, *code_rows(hidden.shape, weight, self.scratch))
+        return _Normed(product.norm, self.scratch.normed[: hidden.numel()].view(hidden.shape))
 
     def by_codes(self, product: Product, rows: int) -> bool:
         """True if the vendor's library multiplies codes of `rows` rows with the product's codes."""

@@ -6,11 +6,14 @@ from torch import Tensor
 
 from baton.engine.forward.layers.linear import Gemm
 from baton.engine.forward.products.code_products import gated_pair_by_codes
-from baton.engine.kernels.fusion import Epilogue, Norm
+from baton.engine.kernels.fusion import Epilogue
+from baton.engine.model.layers.linear import Product
 from baton.engine.model.layers.mlp import DenseMlp
 
 
-def run_dense_mlp(gemm: Gemm, mlp: DenseMlp, hidden: Tensor, inner: Tensor, then: Norm | None = None) -> None:
+def run_dense_mlp(
+    gemm: Gemm, mlp: DenseMlp, hidden: Tensor, inner: Tensor, then: Product | None = None
+) -> None:
     """Adds the MLP: hidden [M, hidden] += mlp(hidden); `inner` [M, inner width] is memory in between. Where
     both products are of codes, the gated activation becomes codes at once and never is bfloat16 in memory.
     `then`: of `Gemm.add`."""

@@ -95,9 +95,28 @@ def by_codes(
     """Quantises x's rows, and multiplies."""
     weight = product.linear.weight
     assert isinstance(weight, QuantizedWeight)
-    codes = scratch.codes[: x.numel()].view(weight.codes.dtype).view(x.shape)
-    scales = scratch.code_scales[: x.shape[0]]
+    codes, scales = code_rows(x.shape, weight, scratch)
     quantize_rows(codes, scales, x, product.norm)
+    of_codes(out, codes, scales, product, choice, scratch)
+
+
+def code_rows(shape: torch.Size, weight: QuantizedWeight, scratch: Scratch) -> tuple[Tensor, Tensor]:
+    """Memory for rows of x as codes like the weight's, and for their scales [M]."""
+    codes = scratch.codes[: shape.numel()].view(weight.codes.dtype).view(shape)
+    return codes, scratch.code_scales[: shape[0]]
+
+
+def of_codes(
+    out: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    product: Product,
+    choice: W8A8Tuning | W8A8Library,
+    scratch: Scratch,
+) -> None:
+    """Multiplies rows that are codes, normed where the product has a norm, with their scales [M]."""
+    weight = product.linear.weight
+    assert isinstance(weight, QuantizedWeight)
     if isinstance(choice, W8A8Library) and w8a8_by_library(weight, out.dtype):
         _scaled_library(out, codes, scales, product, scratch)
         return

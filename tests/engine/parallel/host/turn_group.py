@@ -76,8 +76,14 @@ class HostRank:
     def part(self, rows: int) -> Tensor:
         return self._nodes.part(rows)
 
-    def reduce(self, hidden: Tensor, post_norm: Norm | None, norm: tuple[Norm, Tensor] | None) -> None:
-        self._nodes.reduce(hidden, post_norm, norm)
+    def reduce(
+        self,
+        hidden: Tensor,
+        post_norm: Norm | None,
+        norm: tuple[Norm, Tensor] | None,
+        scales: Tensor | None = None,
+    ) -> None:
+        self._nodes.reduce(hidden, post_norm, norm, scales)
         self._sums += 1
         self._meet(self._sums)
 
