@@ -142,6 +142,10 @@ def test_kernels_are_loaded_onto_each_gpu_before_anything_else(
         model_loader.load(str(FAMILIES[0].make(tmp_path)), engine)
     lines = [line for line in logs if line["event"] == "kernels_loaded"]
     assert [(line["gpu"], line["seconds"], line["gb"]) for line in lines] == [(3, 2.35, 4.0), (1, 1.0, 0.5)]
+    shared = engine.model_copy(update={"gpu_workers": 2})
+    with capture_logs() as logs, pytest.raises(TuningError):
+        model_loader.load(str(FAMILIES[0].make(tmp_path / "shared")), shared)
+    assert [line.get("gb") for line in logs if line["event"] == "kernels_loaded"] == [None, None]
     with capture_logs() as logs, pytest.raises(TuningError):
         model_loader.load(str(FAMILIES[0].make(tmp_path / "one")), EngineConfig())
     assert logs == []

@@ -96,7 +96,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     kernel_bytes = (0,) * len(devices)
     if device.type == "cuda" and len(devices) > 1:
         _refuse_on_several_gpus(len(devices), dtype_name)
-        kernel_bytes = _load_kernels(devices)
+        kernel_bytes = _load_kernels(devices, alone=(engine.gpu_workers or 1) == 1)
     if device.type == "cuda" and config.experts is not None:
         _refuse_experts(folder, config.experts.count, formats)
     # A CPU has the ranks' memory in one.
@@ -163,15 +163,15 @@ def _refuse_experts(folder: Path, count: int, formats: Mapping[str, WeightFormat
             raise BatonError(ErrorKind.INVALID, f"{folder / 'config.json'}: {why}")
 
 
-def _load_kernels(devices: Sequence[torch.device]) -> tuple[int, ...]:
+def _load_kernels(devices: Sequence[torch.device], *, alone: bool) -> tuple[int, ...]:
     """Loads all kernels onto each of several GPUs, before anything else is done there, and logs what that
-    took; bytes of each."""
+    took; bytes of each, or 0 where the worker is not alone on them: others may allocate meanwhile."""
     taken = []
     for device in devices:
         loaded = load_kernels(device.index)
-        seconds, size = round(loaded.seconds, 2), round(loaded.bytes / 1e9, 3)
-        log.info("kernels_loaded", gpu=device.index, seconds=seconds, gb=size)
-        taken.append(loaded.bytes)
+        memory = {"gb": round(loaded.bytes / 1e9, 3)} if alone else {}
+        log.info("kernels_loaded", gpu=device.index, seconds=round(loaded.seconds, 2), **memory)
+        taken.append(loaded.bytes if alone else 0)
     return tuple(taken)
 
 
