@@ -1,12 +1,17 @@
 """Predicts in virtual time what arrangements of several workers attain, to compare a measurement with.
 
     python -m tests.router.processes.predicted_goodput --arms 2p2d,2p2both,4both --workload 1k-256 --tpot 12
-        --rates 18,20,22 [--seconds 20] [--draws 2] [--ttft 500] [--unstated]
+        --rates 18,20,22 [--goal 0.9] [--seconds 20] [--draws 2] [--ttft 500] [--unstated]
+        [--slower 1]
 
 The real queue and placement of two router processes, before workers that take as long as an H200 with an 8B
 model in bf16. A rate is in requests a second and worker; `both` exchange prompts where all workers are. One
 line for each arm and rate: the share of requests within the limits, whose requests state them, or with
---unstated do not. Before the first arrival 24 requests warm up what the router learns.
+--unstated do not. Workers take --slower times as long, and report it. Before the first arrival 24 requests
+warm up what the router learns.
+
+With --goal --rates has two, between which attainment crosses this share: the crossing is found within 3 % by
+bisection and printed with what is attained at 0.9, 1.0 and 1.1 times of it.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import argparse
 import asyncio
 import random
 import re
+from collections.abc import Callable
 
 from baton.perf_model.step_costs import StepCosts
 from services.router.request.slo import Slo
@@ -43,6 +49,8 @@ _LONG = StepCosts(
     decode_context_token_s=2.05e-8,
 )
 _WORKLOADS = {"1k-256": (1024, 256, _SHORT), "4k-256": (4096, 256, _LONG)}
+# The crossing is found once its bounds are as near as this ratio; rates beside it are these parts of it.
+_NEAR, _PARTS = 1.03, (0.9, 1.0, 1.1)
 _ROLES = {"p": "prefill", "d": "decode", "both": "both"}
 
 
@@ -53,15 +61,25 @@ def roles_of(arm: str) -> tuple[str, ...]:
 
 
 def attained(
-    arm: str, rate: float, workload: str, judged: Slo, stated: bool, seconds: float, seed: int
+    arm: str,
+    rate: float,
+    workload: str,
+    judged: Slo,
+    stated: bool,
+    seconds: float,
+    seed: int,
+    slower: float = 1.0,
 ) -> float:
-    """The share of requests within the limits, of Poisson arrivals at `rate` a worker."""
+    """The share of requests within the limits, of Poisson arrivals at `rate` a worker that takes `slower`
+    times as long as the workload's costs say."""
     prompt, output, costs = _WORKLOADS[workload]
     roles = roles_of(arm)
     slo = judged if stated else None
 
     async def main() -> list[Served]:
-        machines = [Machine(role, costs=costs, exchanges=role == "both", by_slack=True) for role in roles]
+        machines = [
+            Machine(role, slower, costs=costs, exchanges=role == "both", by_slack=True) for role in roles
+        ]
         cluster = TwoProcesses(machines, 1.0)
         loop, draw = asyncio.get_running_loop(), random.Random(seed)
 
@@ -81,36 +99,65 @@ def attained(
     return sum(one.meets(judged) for one in served) / len(served)
 
 
+def crossing(share: Callable[[float], float], low: float, high: float, goal: float) -> float:
+    """Returns the rate at which `share`, which falls with it, is `goal`, interpolated between two rates that
+    differ by at most 3 %. Raises ValueError where it does not cross the goal between `low` and `high`."""
+    lower, upper = share(low), share(high)
+    if not lower >= goal > upper:
+        raise ValueError(f"{lower:.3f} at {low:g} and {upper:.3f} at {high:g} do not enclose {goal:g}")
+    while high / low > _NEAR:
+        middle = (low + high) / 2
+        found = share(middle)
+        if found >= goal:
+            low, lower = middle, found
+        else:
+            high, upper = middle, found
+    return low + (high - low) * (lower - goal) / (lower - upper)
+
+
 def main() -> None:
+    arguments = _parser().parse_args()
+    judged = Slo(ttft_s=arguments.ttft / 1000, tpot_s=arguments.tpot / 1000)
+    rates = [float(rate) for rate in arguments.rates.split(",")]
+    for arm in arguments.arms.split(","):
+
+        def shares(rate: float, arm: str = arm) -> list[float]:
+            stated, seconds = not arguments.unstated, arguments.seconds
+            return [
+                attained(arm, rate, arguments.workload, judged, stated, seconds, seed, arguments.slower)
+                for seed in range(11, 11 + arguments.draws)
+            ]
+
+        words = f"{arm} {arguments.workload} tpot {arguments.tpot:g}"
+        if arguments.goal is not None:
+            low, high = rates
+
+            def mean(rate: float) -> float:
+                found = shares(rate)
+                return sum(found) / len(found)
+
+            crossed = crossing(mean, low, high, arguments.goal)
+            print(f"{words} crosses {arguments.goal:g} at rate {crossed:.2f}", flush=True)
+        for rate in rates if arguments.goal is None else [round(part * crossed, 2) for part in _PARTS]:
+            found = " ".join(f"{100 * share:.1f}" for share in shares(rate))
+            print(f"{words} rate {rate:g}: {found} %", flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--arms", required=True)
     parser.add_argument("--workload", choices=sorted(_WORKLOADS), default="1k-256")
     parser.add_argument("--rates", required=True)
+    parser.add_argument("--goal", type=float, help="share at the crossing between two rates")
     parser.add_argument("--tpot", type=float, required=True, help="ms")
     parser.add_argument("--ttft", type=float, default=500, help="ms")
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--draws", type=int, default=2)
     parser.add_argument("--unstated", action="store_true")
-    arguments = parser.parse_args()
-    judged = Slo(ttft_s=arguments.ttft / 1000, tpot_s=arguments.tpot / 1000)
-    for arm in arguments.arms.split(","):
-        for rate in arguments.rates.split(","):
-            shares = [
-                attained(
-                    arm,
-                    float(rate),
-                    arguments.workload,
-                    judged,
-                    not arguments.unstated,
-                    arguments.seconds,
-                    seed,
-                )
-                for seed in range(11, 11 + arguments.draws)
-            ]
-            found = " ".join(f"{100 * share:.1f}" for share in shares)
-            print(f"{arm} {arguments.workload} tpot {arguments.tpot:g} rate {rate}: {found} %", flush=True)
+    parser.add_argument("--slower", type=float, default=1, help="times that workers take")
+    return parser
 
 
 if __name__ == "__main__":
