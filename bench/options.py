@@ -37,7 +37,11 @@ PARTS: Mapping[str, Mapping[str, str]] = {
         "experts": "products of a mixture's experts, by every tuning",
         "products": "matrix products by each kernel; completes the tables",
     },
-    "goodput": {"report": "table and plots of runs that were made before"},
+    "goodput": {
+        "faults": "an engine dies or freezes under load",
+        "points": "one arm at rates of its own under each limit",
+        "report": "table and plots of runs that were made before",
+    },
 }
 """The parts of each program that has some: modules of its folder by name, and what they are about."""
 

@@ -44,11 +44,10 @@ import asyncio
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,6 +67,7 @@ from bench.goodput.servers import (
     clocks_between,
     gpu_samples,
     serve,
+    until_terminated,
     visible_gpus,
 )
 from bench.options import add_shape_option, program_parser, run_program
@@ -193,17 +193,6 @@ def about(arguments: argparse.Namespace) -> dict[str, Any]:
         "limits": f"TTFT {arguments.ttft:g} ms, {arguments.attainment:.0%} of requests",
         "command": shlex.join(["python", "-m", "bench.goodput", *sys.argv[1:]]),
     }
-
-
-async def until_terminated(work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work`, which SIGTERM cancels: servers have sessions of their own, and would outlive this program
-    with all the memory of their GPUs."""
-    task = asyncio.ensure_future(work)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        await task
-    except asyncio.CancelledError:
-        sys.exit("bench.goodput: terminated")
 
 
 async def compare(

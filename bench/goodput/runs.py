@@ -66,7 +66,8 @@ def numbers(text: str) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One run: `rate` requests a second of the whole arm for `seconds`, by `processes` loadgen processes."""
+    """One run: `rate` requests a second of the whole arm for `seconds`, by `processes` loadgen processes.
+    `warmup`: requests before it; None: as loadgen has it, twice as many as will run at a time."""
 
     workload: Workload
     rate: float
@@ -74,6 +75,7 @@ class Load:
     seed: int
     slo: Limits | None = None
     processes: int = 1
+    warmup: int | None = None
 
     def words(self, target: Target, folder: Path, vocab: int) -> list[str]:
         """The arguments of `loadgen`. With `slo`, requests state these limits."""
@@ -81,10 +83,12 @@ class Load:
         slo = [] if self.slo is None else [
             "--goodput", f"ttft:{self.slo.ttft_ms:g}", f"tpot:{self.slo.tpot_ms:g}", "--slo-headers"
         ]  # fmt: skip
+        warmup = [] if self.warmup is None else ["--warmup", str(self.warmup)]
         return [
             "run", target.url, *admin, "--model", MODEL, "--rate", f"{self.rate / self.workload.requests:g}",
             "--duration", f"{self.seconds:g}", "--seed", str(self.seed), "--vocab-size", str(vocab),
-            "--processes", str(self.processes), *self.workload.flags, *slo, "--out", str(folder), "--json",
+            "--processes", str(self.processes), *self.workload.flags, *slo, *warmup,
+            "--out", str(folder), "--json",
         ]  # fmt: skip
 
 

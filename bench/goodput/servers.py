@@ -10,11 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import mean
+from typing import Any, TypeVar
 
 import httpx
 
@@ -23,6 +24,7 @@ from bench.model_folders import write_random_model, write_word_tokenizer
 from bench.processes import baton_up
 
 MODEL = "random"
+Result = TypeVar("Result")
 # The longest that a server takes to be ready, and to end.
 _START_S, _STOP_S, _POLL_S = 900.0, 30.0, 0.5
 _NVIDIA_SMI_S = 30.0
@@ -143,6 +145,17 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_S):
                 await process.wait()
+
+
+async def until_terminated(work: Coroutine[Any, Any, Result]) -> Result:
+    """Runs `work`, which SIGTERM cancels: servers have sessions of their own, and would outlive this program
+    with all the memory of their GPUs."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        sys.exit("bench.goodput: terminated")
 
 
 def _free_port() -> int:
