@@ -1,5 +1,5 @@
-"""Decode steps on two GPUs give the tokens of one, and none once a GPU has come too late. To be run with
-CUDA_MODULE_LOADING=EAGER, as `make prove-gpus` does: engines of several devices have it."""
+"""Decode steps on two GPUs and four give the tokens of one, and none once a GPU has come too late. To be run
+with CUDA_MODULE_LOADING=EAGER, as `make prove-gpus` does: engines of several devices have it."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from tests.support.random_sampling import random_params
 
 pytestmark = pytest.mark.multigpu
 
+NEEDS_FOUR = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
 GREEDY, DRAWN = SamplingParams(), SamplingParams(0.9, seed=11)
 DEADLINE_S = 0.4
 # Clock cycles of a kernel that sleeps for longer than that and a quarter more, at up to 2 GHz.
 LATE_CYCLES = 1_400_000_000
 
 
-def engines(folder: Path, **options: object) -> tuple[LocalEngine, LocalEngine]:
-    """The same model on one GPU and on two, both by graphs."""
+def engines(folder: Path, ranks: int = 2, **options: object) -> tuple[LocalEngine, LocalEngine]:
+    """The same model on one GPU and on several, both by graphs."""
     one = LocalEngine(folder, device="cuda", graph=True, **options)  # type: ignore[arg-type]
-    return one, LocalEngine(folder, device="cuda", graph=True, ranks=2, **options)  # type: ignore[arg-type]
+    return one, LocalEngine(folder, device="cuda", graph=True, ranks=ranks, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", DIVIDED)
@@ -74,10 +75,11 @@ def test_weights_in_fp8(tmp_path: Path, name: str, dtype: str) -> None:
     assert errors[1] < (1e-6 if dtype == "float32" else 1.5 * errors[0])
 
 
-def test_requests_with_every_feature(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=NEEDS_FOUR)], ids=["two", "four"])
+def test_requests_with_every_feature(tmp_path: Path, ranks: int) -> None:
     """500 requests, of which 24 run at a time: as many buckets of rows."""
     requests, found = starts(500), []
-    for engine in engines(tmp_path / "model", slots=24, blocks=600, changes=SHAPE):
+    for engine in engines(tmp_path / "model", ranks, slots=24, blocks=600, changes=SHAPE):
         outputs, logprobs = [], []
         for first in range(0, len(requests), 24):
             keys = engine.start_many(requests[first : first + 24])

@@ -1,10 +1,10 @@
-"""The exchange between two GPUs: sums, logits, steps in graphs, a device that never comes; prints times."""
+"""The exchange among two GPUs and four: sums, logits, steps in graphs, a device that never comes; times."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -35,11 +35,11 @@ CASES = [
 
 
 class GpuWorker:
-    """Two GPUs of this host."""
+    """The first GPUs of this host."""
 
-    def __init__(self) -> None:
-        enable_peer_access([0, 1])
-        self.devices = [CudaRank(0), CudaRank(1)]
+    def __init__(self, ranks: int) -> None:
+        enable_peer_access(range(ranks))
+        self.devices = [CudaRank(rank) for rank in range(ranks)]
 
     def place(self, rank: int) -> torch.device:
         return torch.device("cuda", rank)
@@ -50,18 +50,21 @@ class GpuWorker:
         return 0
 
 
-@pytest.fixture(scope="module")
-def worker() -> GpuWorker:
-    return GpuWorker()
+NEEDS_FOUR = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
 
 
-def test_each_reads_what_the_other_wrote(worker: GpuWorker) -> None:
-    check_peers(worker.devices, Constants(2, 4096, False, 512))
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=NEEDS_FOUR)], ids=["two", "four"])
+def worker(request: pytest.FixtureRequest) -> GpuWorker:
+    return GpuWorker(request.param)
+
+
+def test_each_reads_what_the_others_wrote(worker: GpuWorker) -> None:
+    check_peers(worker.devices, Constants(len(worker.devices), 4096, False, 512))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_sums(worker: GpuWorker, case: Case) -> None:
-    check_sums(case, worker)
+    check_sums(replace(case, ranks=len(worker.devices)), worker)
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), [(128256, BF16), (50257, BF16), (151936, F32)])
@@ -87,13 +90,15 @@ class GraphSteps:
 
     def __init__(self, worker: GpuWorker, rows: int, sums: int, deadline_s: float = 2.0) -> None:
         self.worker = worker
-        shape = ExchangeShape(2, sums, rows, WIDTH, 2, 1 + rows)
+        self.numbers = range(len(worker.devices))
+        shape = ExchangeShape(len(self.numbers), sums, rows, WIDTH, 2, 1 + rows)
         self.exchange = Exchange(worker.devices, shape, BF16, deadline_s)
-        self.logits = plain_bytes(0, rows * 256 * 2).view(BF16).view(rows, 256)
+        width = 128 * len(self.numbers)
+        self.logits = plain_bytes(0, rows * width * 2).view(BF16).view(rows, width)
         draw = torch.Generator().manual_seed(rows)
         hidden = torch.randn(rows, WIDTH, generator=draw)
         self.ranks = []
-        for number in range(2):
+        for number in self.numbers:
             place = worker.place(number)
             self.ranks.append(
                 Rank(
@@ -108,7 +113,7 @@ class GraphSteps:
                 part = torch.randn(rows, WIDTH, generator=draw) * 0.01
                 self.exchange.part(number, generation).copy_(part)
         with self.exchange.solo():
-            self.graphs = [self._capture(number) for number in range(2)]
+            self.graphs = [self._capture(number) for number in self.numbers]
         self.start = hidden
         self.reset()
 
@@ -138,7 +143,7 @@ class GraphSteps:
 
 
 @pytest.mark.parametrize("rows", [1, 64])
-def test_steps_in_graphs_are_the_same_on_both(worker: GpuWorker, rows: int) -> None:
+def test_steps_in_graphs_are_the_same_on_all(worker: GpuWorker, rows: int) -> None:
     steps = GraphSteps(worker, rows, sums=8)
     found = []
     for first in (0, 2**31 - 50, 2**32 - 50):
@@ -146,12 +151,12 @@ def test_steps_in_graphs_are_the_same_on_both(worker: GpuWorker, rows: int) -> N
             steps.exchange.set_steps(first)
         steps.reset()
         for _ in range(100):
-            steps.replay(0, 1)
+            steps.replay(*steps.numbers)
         worker.run()
         steps.exchange.check()
-        mine, other = (rank.hidden.cpu() for rank in steps.ranks)
-        assert mine.equal(other)
-        assert steps.ranks[1].rows.cpu().tolist() == [5] * (1 + rows)
+        mine, *others = (rank.hidden.cpu() for rank in steps.ranks)
+        assert all(mine.equal(other) for other in others)
+        assert all(rank.rows.cpu().tolist() == [5] * (1 + rows) for rank in steps.ranks[1:])
         assert int(steps.exchange.whole) == 1
         found.append(mine)
     assert all(one.equal(found[0]) for one in found)
@@ -159,8 +164,9 @@ def test_steps_in_graphs_are_the_same_on_both(worker: GpuWorker, rows: int) -> N
 
 
 @pytest.mark.parametrize("present", [0, 1])
-def test_a_device_that_never_comes(worker: GpuWorker, present: int) -> None:
+def test_a_device_that_never_comes(present: int) -> None:
     """The other one's step ends at the deadline, and nothing that follows is whole."""
+    worker = GpuWorker(2)
     steps = GraphSteps(worker, rows=4, sums=8, deadline_s=0.2)
     for _ in range(10):
         steps.replay(0, 1)
@@ -184,16 +190,18 @@ def test_a_device_that_never_comes(worker: GpuWorker, present: int) -> None:
 
 
 def test_times(worker: GpuWorker) -> None:
-    """Prints, with `-s`, microseconds of a sum with residual and norm of 8,192 elements a row."""
-    for rows in (1, 8, 32, 64, 128):
+    """Prints, with `-s`, microseconds of a sum with residual and norm of 8,192 elements a row (16 KB), whose
+    parts every device reads."""
+    for rows in (1, 4, 8, 16, 32, 64, 128, 256):
         steps = GraphSteps(worker, rows, sums=128)
         took = []
         for _ in range(5):
             worker.run()
             began = time.perf_counter()
             for _ in range(20):
-                steps.replay(0, 1)
+                steps.replay(*steps.numbers)
             worker.run()
             took.append((time.perf_counter() - began) / 20 / 128 * 1e6)
         steps.exchange.check()
-        print(f"rows {rows}: {sorted(took)[2]:.2f} us a sum, of {[round(one, 2) for one in took]}")
+        size = f"{len(steps.numbers)} GPUs, {rows} rows, {16 * rows} KB"
+        print(f"{size}: {sorted(took)[2]:.2f} us a sum, of {[round(one, 2) for one in took]}")

@@ -1,5 +1,5 @@
-"""Workers of one GPU and of two hand over to each other over every transport: the tokens of one GPU. To be
-run with CUDA_MODULE_LOADING=EAGER, as `make prove-gpus` does: engines of several devices have it.
+"""Workers of one GPU, of two and of four hand over to each other over every transport: the tokens of one
+GPU. To be run with CUDA_MODULE_LOADING=EAGER, as `make prove-gpus` does: engines of several devices have it.
 
 In float32 sums of two parts hardly ever give other tokens than one device's; in fewer bits they may, behind
 the first. A prompt that comes again finds its blocks at its decode worker, whatever split computed them.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from baton.engine.prefix_cache.host_store import HostBlockStore
 from services.common.config.transfer import Transport
@@ -28,7 +29,16 @@ from tests.worker.engine.test_several_devices import FOUR_HEADS, WINDOWS
 pytestmark = pytest.mark.multigpu
 
 # Their first devices differ: NCCL connects no GPU with itself.
-SENDERS, RECEIVERS = {1: (1,), 2: (1, 0)}, {1: (0,), 2: (0, 1)}
+SENDERS = {1: (1,), 2: (1, 0), 4: (1, 0, 3, 2)}
+RECEIVERS = {1: (0,), 2: (0, 1), 4: (0, 1, 2, 3)}
+NEEDS_FOUR = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
+SPLITS = [
+    (1, 2),
+    (2, 1),
+    (2, 2),
+    pytest.param(1, 4, marks=NEEDS_FOUR, id="one-four"),
+    pytest.param(4, 1, marks=NEEDS_FOUR, id="four-one"),
+]
 
 
 def settings_of(folder: Path, **more: Any) -> dict[str, Any]:
@@ -57,7 +67,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SteppedEngine]:
     made.close()
 
 
-@pytest.mark.parametrize(("source", "target"), [(1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("source", "target"), SPLITS)
 @pytest.mark.parametrize("transport", ["grpc", "ipc", "nccl"])
 def test_handoffs_change_no_token(
     tmp_path: Path, alone: SteppedEngine, transport: Transport, source: int, target: int
