@@ -15,31 +15,8 @@ wanted=" ${*:-drafts-exact drafts-rows drafts-text table steps experts-exact exp
 mkdir -p "$out"
 model=(--shape llama-3.1-8b --dtype bf16)
 
-# run NAME LIMIT COMMAND...: at most LIMIT seconds, of which a third must be left.
-run() {
-    local name=$1 limit=$2 left=$((ends - SECONDS)) began=$SECONDS
-    shift 2
-    if ((left * 3 < limit)); then
-        echo "== $name: skipped, $left s left"
-        return
-    fi
-    timeout -k 5 $((limit < left ? limit : left)) "$@" >"$out/$name.log" 2>&1
-    echo "== $name: exit code $?, $((SECONDS - began)) s: $*"
-    tail -n 40 "$out/$name.log" | figures
-}
-
-# Leaves the settings out of lines of JSON.
-figures() {
-    python -c '
-import json, sys
-settings = "dtype quantize_head kv_dtype shape sampling numerics front burners tables device torch triton cuda"
-for line in sys.stdin:
-    if line.startswith("{"):
-        line = json.dumps({k: v for k, v in json.loads(line).items() if k not in settings.split()}) + "\n"
-    sys.stdout.write(line[:400].rstrip("\n") + "\n")'
-}
-
-wants() { [[ $wanted == *" $1 "* ]]; }
+# shellcheck source=tools/parts.sh
+source "$(dirname "$0")/parts.sh"
 
 test_on_gpu() { pytest -p no:cacheprovider -p no:benchmark -m gpu --tb=short -rfE "$@"; }
 export -f test_on_gpu
