@@ -13,14 +13,22 @@ import torch
 
 from baton.engine.decode.gpu_group import gpu_group
 from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
+from baton.engine.model.weight_formats import weight_formats
 from baton.engine.parallel.exchange import ExchangeTimeoutError
-from baton.engine.sequence import SamplingParams
 from bench.engine_driver import take
 from tests.engine.executor.test_ranks_in_steps import SHAPE, VOCAB, starts
 from tests.engine.local_engine import LocalEngine, Start
 from tests.engine.parallel.test_decode_on_ranks import CASES, DIVIDED
 from tests.engine.parallel.test_gpus_decode import DEADLINE_S, LATE_CYCLES, settle
-from tests.engine.parallel.test_prefill_on_ranks import DRAWN, GREEDY, add
+from tests.engine.parallel.test_prefill_on_ranks import (
+    DRAWN,
+    GREEDY,
+    add,
+    compare_logprobs,
+    distance,
+    first_logprobs,
+    fp8_folder,
+)
 from tests.support.gpu_sleep import sleep_on_stream
 
 pytestmark = pytest.mark.multigpu
@@ -33,7 +41,7 @@ def engines(folder: Path, **options: Any) -> tuple[LocalEngine, LocalEngine]:
 
 
 @pytest.mark.parametrize("name", DIVIDED)
-@pytest.mark.parametrize("prompts", ["graphs", "eager"])
+@pytest.mark.parametrize("prompts", ["graphs", "eager", "started"])
 def test_families_compute_prompts_as_on_one_gpu(tmp_path: Path, name: str, prompts: str) -> None:
     """In float32, where sums that are rounded otherwise change no token."""
     folder, draw = CASES[name].make(tmp_path / "model"), random.Random(name)
@@ -77,21 +85,28 @@ def test_prompts_of_thousands_of_tokens(tmp_path: Path) -> None:
 
 def test_bfloat16_is_as_near_as_its_roundings(tmp_path: Path) -> None:
     """The first token's logprobs, and others'."""
-    draw, found = random.Random(3), []
+    draw = random.Random(3)
     texts = [tuple(draw.choices(range(VOCAB), k=draw.randint(1, 60))) for _ in range(24)]
     options: dict[str, Any] = {"dtype": "bfloat16", "numerics": "fast", "changes": SHAPE, "chunk": 512}
-    for engine in engines(tmp_path / "model", slots=24, blocks=600, **options):
-        for text in texts:
-            add(engine, text, sampling=SamplingParams(logprobs=20))
-        found.append([one.logprobs for one in engine.compute() if one.token is not None])
-    for one, other in zip(*found, strict=True):
-        assert one is not None
-        assert other is not None
-        mine, theirs = dict(other.top), dict(one.top)
-        common = mine.keys() & theirs.keys()
-        assert len(common) >= 15
-        for token in common:
-            assert mine[token] == pytest.approx(theirs[token], abs=0.15)
+    both = engines(tmp_path / "model", slots=24, blocks=600, **options)
+    for one, other in zip(*(first_logprobs(engine, texts) for engine in both), strict=True):
+        compare_logprobs(one, other, 0.15)
+
+
+@pytest.mark.parametrize("prompts", ["graphs", "eager"])
+@pytest.mark.parametrize("name", ["fp8 by tensor", "fp8 by channel", "fp8 by block"])
+def test_weights_in_fp8(tmp_path: Path, name: str, prompts: str) -> None:
+    """Products are of codes of a GPU's rows, whose scales are its own: as near to the reference as one's."""
+    draw = random.Random(name)
+    texts = [tuple(draw.choices(range(250), k=length)) for length in range(1, 41, 4)]
+    options: dict[str, Any] = {"dtype": "bfloat16", "numerics": "fast", "chunk": 256, "prompts": prompts}
+    size: dict[str, Any] = {"checkpoint": True, "slots": 10, "blocks": 256, "formats": weight_formats}
+    packed = fp8_folder(tmp_path, name)
+    exact, one, two = (
+        first_logprobs(engine, texts)
+        for engine in (LocalEngine(packed, **size), *engines(packed, **size, **options))
+    )
+    assert distance(exact, two) < 1.2 * distance(exact, one) + 0.01
 
 
 @pytest.mark.parametrize("prompts", ["graphs", "eager"])

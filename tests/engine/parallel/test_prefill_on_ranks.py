@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,21 +14,26 @@ from torch import Tensor
 from baton.device.streams.upload import put_ints
 from baton.engine.decode import gpu_group
 from baton.engine.model.modules import Model
+from baton.engine.model.weight_formats import weight_formats
 from baton.engine.parallel.exchange import ExchangeTimeoutError
 from baton.engine.prefill import gpu_pass, graphs
 from baton.engine.sequence import SamplingParams
 from baton.engine.sequence import Sequence as Prompt
+from baton.engine.shared_memory.logprob_records import Logprobs
 from baton.model_spec.layout import FP8
 from bench.engine_driver import prefill_step, take
 from tests.engine.executor.test_ranks_in_steps import SHAPE, starts
 from tests.engine.local_engine import LocalEngine, Start
+from tests.engine.model.quantization.packing import FORMATS
 from tests.engine.parallel.host.turn_group import HostGroup
 from tests.engine.parallel.test_decode_on_ranks import CASES, DIVIDED, kept_in
 from tests.engine.parallel.turns import TurnGroup
+from tests.support.checkpoints import FAMILIES
 from tests.support.host_kernels import needs_compiler
 
 SLOW = pytest.mark.slow
 PROMPTS = [tuple(range(3, 24)), (7, 50, 31), tuple(range(40, 56))]
+BY = "tensor", "block"
 GREEDY, DRAWN = SamplingParams(), SamplingParams(0.9, seed=11)
 # Of HostGroup: a node of a model of two layers, the rank that is late there, and the one that waits.
 LATE = [(0, 0, 1), (1, 1, 0), (1, 0, 1), (4, 1, 0), (5, 1, 0)]
@@ -284,6 +290,63 @@ def test_a_cache_of_codes(tmp_path: Path) -> None:
         keys = engine.start_many([Start(prompt, 4) for prompt in PROMPTS[:2]])
         outputs.append(engine.run(*keys))
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("name", ["fp8 by channel", *(pytest.param(f"fp8 by {by}", marks=SLOW) for by in BY)])
+def test_weights_in_fp8(tmp_path: Path, name: str) -> None:
+    """Products are of codes of a rank's rows, whose scales are its own, so they are not those of one device,
+    but as near to what they stand for; weights in blocks are dequantised."""
+    packed = fp8_folder(tmp_path, name)
+    draw = random.Random(name)
+    prompts = [tuple(draw.choices(range(250), k=length)) for length in range(1, 11)]
+    options: dict[str, Any] = {"checkpoint": True, "formats": weight_formats, "slots": 10, "chunk": 64}
+    exact, one, ranks = (
+        first_logprobs(engine, prompts)
+        for engine in (
+            LocalEngine(packed, **options),
+            LocalEngine(packed, graph=True, prompts="eager", **options),
+            on_ranks(packed, **options),
+        )
+    )
+    assert distance(exact, ranks) < 1.2 * distance(exact, one) + 1e-3
+
+
+def fp8_folder(folder: Path, name: str) -> Path:
+    """A checkpoint of a format that ranks divide, by its name in FORMATS."""
+    shape = {
+        "hidden_size": 192, "intermediate_size": 192, "num_key_value_heads": 4, "num_hidden_layers": 1,
+    }  # fmt: skip
+    source = FAMILIES[0].make(folder / "source", **shape)
+    packed, _ = next(one for one in FORMATS if one.name == name).write(source, folder / "fp8")
+    return packed
+
+
+def first_logprobs(engine: LocalEngine, prompts: Sequence[tuple[int, ...]]) -> list[Logprobs]:
+    """The logprobs of each prompt's first token and of 20 others."""
+    added = [add(engine, prompt, sampling=SamplingParams(logprobs=20)) for prompt in prompts]
+    drawn = {id(one.chunk.sequence): one.logprobs for one in engine.compute() if one.token is not None}
+    found = [drawn[id(sequence)] for sequence in added]
+    assert None not in found
+    return [one for one in found if one is not None]
+
+
+def distance(some: Sequence[Logprobs], others: Sequence[Logprobs]) -> float:
+    """The root mean square of the differences between the logprobs of tokens that both have."""
+    squares = []
+    for one, other in zip(some, others, strict=True):
+        mine, theirs = dict(other.top), dict(one.top)
+        squares += [(mine[token] - theirs[token]) ** 2 for token in mine.keys() & theirs.keys()]
+    assert len(squares) >= 12 * len(some)
+    return float((sum(squares) / len(squares)) ** 0.5)
+
+
+def compare_logprobs(one: Logprobs, other: Logprobs, most: float) -> None:
+    """Asserts that nearly the same tokens are the likeliest, with logprobs that differ by `most`."""
+    mine, theirs = dict(other.top), dict(one.top)
+    common = mine.keys() & theirs.keys()
+    assert len(common) >= 15
+    for token in common:
+        assert mine[token] == pytest.approx(theirs[token], abs=most)
 
 
 def add(engine: LocalEngine, prompt: tuple[int, ...], **fields: Any) -> Prompt:
