@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _PAIR = re.compile(r"(\d+)p(\d+)(d|both)")
 _BOTH = re.compile(r"(\d*)both")
+_DEVICES = "--tensor-parallel"
 KINDS_HELP = (
     "vllm, vllm@URL, both, Nboth such as 2both, NpMd such as 1p1d, NpMboth (conditional disaggregation)"
 )
@@ -18,8 +20,9 @@ _TURNS, _SYSTEM, _MESSAGE, _ANSWER = 5, 1024, 128, 128
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """`kind`: baton or vllm. `prefill`, `decode`, `both`: workers of Baton, a GPU each. `flags`: more words
-    for `baton up` or `vllm serve`. `url`: of a server that runs already, which is not started."""
+    """`kind`: baton or vllm. `prefill`, `decode`, `both`: workers of Baton, of a GPU each, or of as many as
+    `--tensor-parallel` among the flags says. `flags`: more words for `baton up` or `vllm serve`. `url`: of a
+    server that runs already, which is not started."""
 
     name: str
     kind: str
@@ -32,13 +35,26 @@ class Arm:
     @property
     def gpus(self) -> int:
         """Number of GPUs that the arm takes."""
-        return 1 if self.kind == "vllm" else self.prefill + self.decode + self.both
+        if self.kind == "vllm":
+            return 1
+        return (self.prefill + self.decode + self.both) * _devices(self.flags)
 
     @property
     def roles(self) -> tuple[str, ...]:
         """The flags of `baton up` for its workers."""
         counts = {"--prefill": self.prefill, "--decode": self.decode, "--both": self.both}
         return tuple(word for flag, count in counts.items() if count for word in (flag, str(count)))
+
+
+def _devices(flags: Sequence[str]) -> int:
+    """The value of `--tensor-parallel` among flags of `baton up`, 1 without it. Raises ValueError where it is
+    not a number above 0."""
+    if _DEVICES not in flags:
+        return 1
+    found = [*flags, ""][flags.index(_DEVICES) + 1]
+    if not found.isdecimal() or int(found) < 1:
+        raise ValueError(f"{_DEVICES} {found}: devices of a worker are a number above 0")
+    return int(found)
 
 
 def parse_arm(text: str) -> Arm:
@@ -48,6 +64,7 @@ def parse_arm(text: str) -> Arm:
     if not words:
         raise ValueError(f"an arm is {KINDS_HELP}")
     words[0], _, url = words[0].partition("@")
+    _devices(words)
     name, equals, kind = words[0].partition("=")
     kind, flags = kind if equals else name, tuple(words[1:])
     if kind == "vllm":

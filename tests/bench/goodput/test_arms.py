@@ -32,6 +32,11 @@ from bench.model_folders import write_random_model, write_word_tokenizer
             Arm("q", "baton", prefill=1, decode=1, flags=("--quantization", "fp8")),
             2,
         ),
+        (
+            "1p1d --tensor-parallel 2",
+            Arm("1p1d", "baton", prefill=1, decode=1, flags=("--tensor-parallel", "2")),
+            4,
+        ),
     ],
 )
 def test_arms(text: str, arm: Arm, gpus: int) -> None:
@@ -45,6 +50,12 @@ def test_arms(text: str, arm: Arm, gpus: int) -> None:
 def test_what_is_no_arm(text: str) -> None:
     with pytest.raises(ValueError, match="arm"):
         parse_arm(text)
+
+
+@pytest.mark.parametrize("count", ["", " two", " 0"])
+def test_devices_of_a_worker_are_a_number(count: str) -> None:
+    with pytest.raises(ValueError, match=r"--tensor-parallel.*devices of a worker are a number above 0"):
+        parse_arm(f"both --tensor-parallel{count}")
 
 
 def test_roles_are_flags_of_baton_up() -> None:
