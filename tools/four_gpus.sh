@@ -8,12 +8,14 @@
 #     goodput-vllm                   vLLM on GPUs 0 and 1, with steps of 2,048 and of 8,192 tokens; VLLM is a Python
 #                                    that has it, or finds it in the folder VLLM_SITE
 #     faults-2p2d, faults-4both      SIGKILL and SIGSTOP of an engine: tokens, then times
-#     devices                        models divided among two and four GPUs
+#     devices                        models divided among two and four GPUs: exchange, tokens, handoffs, steps
+#     goodput-large                  LARGE at 30 ms: 1p1d of two GPUs a worker, one combined worker of four.
+#                                    Refused as long as GPUs of a worker are (engine.tensor_parallel)
 #
 # OUT gets a log a part and lines of JSON. What SECONDS do not suffice for is named, or cut off where it is. A line a
 # run of goodput: rate asked for, rate that arrived, share in time. Variables, with what they are unset:
 #
-#     SHAPE=llama-3.1-8b DTYPE=bf16 DEVICE=cuda LARGE=llama-3.1-70b (fp8)
+#     SHAPE=llama-3.1-8b DTYPE=bf16 DEVICE=cuda LARGE=llama-3.1-70b QUANTIZATION=fp8 (of LARGE)
 #     LIMITS='6 12 30'     TPOT in ms: 6 and 12 with 1,024 tokens in and 256 out, 30 with 4,096 and 256
 #     RATES=R,R            requests a second and GPU, in place of 0.9, 1.0 and 1.1 of the prediction
 #     RATE_SECONDS=45      arrivals at each rate
@@ -35,12 +37,12 @@ source "$(dirname "$0")/parts.sh"
 GRACE=45
 
 model=(--shape "${SHAPE:-llama-3.1-8b}" --dtype "${DTYPE:-bf16}" --device "${DEVICE:-cuda}")
-seed=${SEED:-294000}
+large="--shape ${LARGE:-llama-3.1-70b} --dtype ${DTYPE:-bf16}" seed=${SEED:-294000}
 # Requests a second and GPU at 90 % in virtual time (bench/LOG.md, 29 November); of vLLM those measured before.
 declare -A predicted=(
     [1p1d-6]=10.29 [2p2d-6]=10.36 [1p1both-6]=11.64 [2p2both-6]=11.78 [4both-6]=11.80 [vllm-6]=5
     [1p1d-12]=18.51 [2p2d-12]=19.56 [1p1both-12]=23.60 [2p2both-12]=24.54 [4both-12]=24.34 [vllm-12]=15.4
-    [1p1d-30]=3.82 [2p2d-30]=4.46 [1p1both-30]=5.76 [2p2both-30]=5.95 [4both-30]=6.05
+    [large-30]=2 [1p1d-30]=3.82 [2p2d-30]=4.46 [1p1both-30]=5.76 [2p2both-30]=5.95 [4both-30]=6.05
 )
 
 # Sets `words` to the program and options of an arm, and `most` to the seconds that it may take: a minute until it is
@@ -64,6 +66,10 @@ points() {
 flags_of() { echo "$([[ $1 != 4both ]] || echo --both-receives) --router-processes 2"; }
 
 part() { awk -v part="$1" -v rate="$2" 'BEGIN { printf "%.2f", part * rate }'; }
+
+# What `bash -c` runs with a model's options and the number of its GPUs.
+model_steps='python -m bench.decode $0 --batch 1,64 --tensor-parallel $1 --json
+    python -m bench.prefill $0 --prompts 1x1024,8x1024 --tensor-parallel $1 --json'
 
 # on GPUS COMMAND...: with these GPUs alone.
 on() { CUDA_VISIBLE_DEVICES=$1 "${@:2}"; }
@@ -115,11 +121,20 @@ if wants devices; then
     run devices-handoffs 150 "${on_gpus[@]}" tests/worker/engine/test_gpus_links.py \
         -k 'four or test_handoffs_change_no_token'
     for count in 1 2 4; do
-        run "devices-decode-$count" 90 python -m bench.decode "${model[@]:0:4}" --batch 1,64 \
-            --tensor-parallel $count --json
+        run "devices-steps-$count" 120 bash -c "$model_steps" "${model[*]:0:4}" $count
     done
     for count in 2 4; do
-        run "devices-large-$count" 120 python -m bench.decode --shape "${LARGE:-llama-3.1-70b}" --quantization fp8 \
-            --batch 1,64 --tensor-parallel $count --json
+        run "devices-large-$count" 180 bash -c "$model_steps" "$large --quantization ${QUANTIZATION:-fp8}" $count
+    done
+fi
+if wants goodput-large; then
+    export CUDA_MODULE_LOADING=EAGER
+    read -ra model <<<"$large --device ${DEVICE:-cuda}"
+    for arm in '1p1d --tensor-parallel 2' '1both --tensor-parallel 4'; do
+        number=$((number + 50000))
+        LIMITS=30 WORKLOAD=${WORKLOAD:-1k-256} RATES=${RATES:-1,1.5,2,2.5} points large $((number + 500000)) 2
+        words[5]="large-${arm%% *}=$arm --quantization ${QUANTIZATION:-fp8} --router-processes 2"
+        [[ $arm != 1p1d* ]] || words+=(--unstated)
+        run "goodput-large-${arm%% *}" "$most" "${words[@]}"
     done
 fi
