@@ -184,6 +184,15 @@ def compute_stream(device: torch.device, *others: torch.device) -> ComputeStream
     return StreamGroup(first, [TorchStream(other) for other in others]) if others else first
 
 
+DEFAULT_STREAM = 0
+"""The handle of the stream that is current unless another is made so."""
+
+
+def current_stream(device: torch.device) -> int:
+    """The handle of torch's current stream of a device; of a CPU the default stream's."""
+    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else DEFAULT_STREAM
+
+
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Makes a GPU torch's current device within the context; does nothing for a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

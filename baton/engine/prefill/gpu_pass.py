@@ -27,7 +27,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from baton.device.streams.cuda_stream import compute_stream
+from baton.device.streams.cuda_stream import DEFAULT_STREAM, compute_stream, current_stream
 from baton.device.streams.graphs import Graph, Recorder
 from baton.device.streams.stream import ComputeStream
 from baton.device.streams.upload import put_ints
@@ -123,6 +123,8 @@ class PrefillPass:
         )
         self.refused = self.attention.refused
         self.graphs = PrefillGraphs(model.device)
+        # Streams on which the vendor's library has computed.
+        self._known_streams = {DEFAULT_STREAM}
         self.uncaptured = ""
         self.graph_rows = 0
         self.timed_passes: tuple[TimedPass, TimedPass] | None = None
@@ -239,6 +241,7 @@ class PrefillPass:
         already. Raises what `forward` does."""
         if not 0 < step.rows <= self.most_rows:
             raise ValueError(f"a pass of {step.rows} rows, made for {self.most_rows}")
+        self._begin_stream()
         attention, rows = self.attention, self._prompt_rows(step.rows, joined)
         plans = [
             attention.plan(step.runs, heads, self._tuning or attention.tuning(heads, rows))
@@ -259,6 +262,17 @@ class PrefillPass:
         put_ints(step.values(layout), there)
         self._reserve()
         return self._launches(layout.places(there), step.plans, step.lines, joined)
+
+    def _begin_stream(self) -> None:
+        """Computes products on the current stream, of one of several devices, where none has been. The
+        vendor's library has memory of its own for each stream, which torch allocates at the first product:
+        among the launches of a step another device would wait meanwhile."""
+        stream = current_stream(self.device)
+        if self._exchange is None or stream in self._known_streams:
+            return
+        self._known_streams.add(stream)
+        self._run_products(product_rows(1))
+        self.logits(self.workspace.hidden[:1])
 
     def _reserve(self) -> None:
         """Makes torch have memory for what launches of one of several devices dequantise, which then allocate
