@@ -53,11 +53,10 @@ def test_families_compute_prompts_as_on_one_gpu(tmp_path: Path, name: str, promp
     assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize("mixed", ["", "graphs", "eager"])
-def test_requests_with_every_feature(tmp_path: Path, mixed: str) -> None:
+def test_requests_with_every_feature(tmp_path: Path) -> None:
     """240 requests, of which 24 run at a time; a dozen is decoded while another dozen's prompts come."""
     requests, found = starts(240), []
-    for engine in engines(tmp_path / "model", slots=24, blocks=600, changes=SHAPE, chunk=64, mixed=mixed):
+    for engine in engines(tmp_path / "model", slots=24, blocks=600, changes=SHAPE, chunk=64):
         outputs = []
         for first in range(0, len(requests), 24):
             keys = engine.start_many(requests[first : first + 12])
@@ -67,8 +66,24 @@ def test_requests_with_every_feature(tmp_path: Path, mixed: str) -> None:
                 engine.slots.release(*key)
                 engine.pools.release(engine.tables.pop(key))
         found.append(outputs)
-        assert (engine.mixed_steps > 0) == bool(mixed)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("mixed", ["graphs", "eager"])
+def test_decode_steps_join_on_both(tmp_path: Path, mixed: str) -> None:
+    """While 20 sequences are decoded, prompts of up to three steps are computed."""
+    draw, outputs = random.Random(mixed), []
+    texts = [tuple(draw.choices(range(VOCAB), k=draw.randint(1, 150))) for _ in range(24)]
+    both = engines(tmp_path / "model", slots=24, blocks=1200, changes=SHAPE, chunk=64, mixed=mixed)
+    for engine in both:
+        keys = engine.start_many(
+            [Start(text[:9], 40, DRAWN if number % 2 else GREEDY) for number, text in enumerate(texts[:20])]
+        )
+        for text in texts[20:]:
+            keys.append(engine.start(text, max_tokens=5))
+        assert engine.mixed_steps > 4
+        outputs.append(engine.run(*keys))
+    assert outputs[0] == outputs[1]
 
 
 def test_prompts_of_thousands_of_tokens(tmp_path: Path) -> None:
@@ -133,8 +148,9 @@ def test_a_gpu_that_sleeps_past_the_deadline(
     began = time.monotonic()
     for prompt in ((1, 2, 3), (4, 5)):
         add(engine, prompt, sampling=GREEDY)
-        assert engine.executor.step_prompts() is not None
+        engine.executor.step_prompts()
         engine.step()
+    assert engine.prefill.under_way
     for rank in range(2):
         torch.cuda.synchronize(rank)
     assert time.monotonic() - began < 10 * DEADLINE_S + 2
