@@ -37,6 +37,7 @@ from typing import Any
 
 import grpc.aio
 
+from baton.base.process_tuning import batch_wakeups
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import WorkerRole
@@ -179,6 +180,7 @@ async def _answers(
     flags = WORKLOADS[arguments.workload].flags
     prompt, output = (int(flags[flags.index(name) + 1]) for name in ("--input-len", "--output-len"))
     draw = random.Random(arguments.seed)
+    batch_wakeups()  # as any busy gRPC client would
     async with grpc.aio.insecure_channel(address) as channel:
         stub = RouterServiceStub(channel)
 
