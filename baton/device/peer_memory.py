@@ -47,6 +47,17 @@ def refuse_other_allocators(environment: Mapping[str, str]) -> None:
                 )
 
 
+def refuse_launches_that_wait(environment: Mapping[str, str]) -> None:
+    """Raises BatonError (INVALID) where a launch waits for its kernel to end, which may be waiting for one
+    that would be launched next on another device."""
+    name = "CUDA_LAUNCH_BLOCKING"
+    if environment.get(name, "0") not in ("", "0"):
+        raise BatonError(
+            ErrorKind.INVALID,
+            f"{name}={environment[name]}: devices of a worker wait for one another; unset it",
+        )
+
+
 def refuse_lazy_loading(runtime: CudaRuntime | None = None) -> None:
     """Raises BatonError(INVALID) where this process loads kernels when they are first launched, which waits
     for the device: it may be waiting for another one, whose kernel is launched next."""
@@ -68,9 +79,12 @@ class _PlainBytes:
 
 
 def plain_bytes(device: int, size: int) -> Tensor:
-    """Zeroed memory of "cudaMalloc", which is never freed. Makes `device` the current one; CudaError."""
+    """Zeroed memory of "cudaMalloc", which is never freed; the device is idle when it returns, since others
+    may write it from then on. Makes `device` the current one; CudaError."""
     runtime = cuda_runtime()
     runtime.set_device(device)
     place = torch.device("cuda", device)
     found: Tensor = torch.as_tensor(_PlainBytes(runtime.allocate(size), size), device=place)
-    return found.zero_()
+    found.zero_()
+    torch.cuda.synchronize(place)
+    return found

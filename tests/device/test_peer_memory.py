@@ -9,7 +9,12 @@ import pytest
 
 from baton.base.errors import BatonError
 from baton.device.cuda_runtime import CudaError, CudaRuntime
-from baton.device.peer_memory import enable_peer_access, refuse_lazy_loading, refuse_other_allocators
+from baton.device.peer_memory import (
+    enable_peer_access,
+    refuse_launches_that_wait,
+    refuse_lazy_loading,
+    refuse_other_allocators,
+)
 
 ALREADY_ENABLED, OUT_OF_MEMORY = 704, 2
 
@@ -85,6 +90,13 @@ def test_allocators_that_no_peer_reaches_are_refused(name: str, value: str) -> N
 def test_other_settings_of_allocators_pass() -> None:
     refuse_other_allocators({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:False"})
     refuse_other_allocators({})
+
+
+def test_a_launch_must_not_wait_for_its_kernel() -> None:
+    refuse_launches_that_wait({"CUDA_LAUNCH_BLOCKING": "0"})
+    refuse_launches_that_wait({})
+    with pytest.raises(BatonError, match=r"CUDA_LAUNCH_BLOCKING=1: .* unset it"):
+        refuse_launches_that_wait({"CUDA_LAUNCH_BLOCKING": "1"})
 
 
 class FakeDriver:

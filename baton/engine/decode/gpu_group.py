@@ -7,7 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from baton.device.peer_memory import enable_peer_access, refuse_lazy_loading, refuse_other_allocators
+from baton.device.peer_memory import (
+    enable_peer_access,
+    refuse_launches_that_wait,
+    refuse_lazy_loading,
+    refuse_other_allocators,
+)
 from baton.engine.decode.step_rows import StepRows
 from baton.engine.model.modules import Model
 from baton.engine.parallel.cuda_rank import CudaRank
@@ -29,11 +34,13 @@ def gpu_group(
     the memory of each other one.
 
     Raises BatonError(INVALID) where a pair has no peer access, torch allocates memory that no peer reaches,
-    or kernels are loaded when they are first launched, BatonError(INTERNAL) where stores go astray,
-    ValueError for activations that are neither bfloat16 nor float32. Makes the first device the current one.
+    kernels are loaded when they are first launched, or launches wait for their kernels, BatonError(INTERNAL)
+    where stores go astray, ValueError for activations that are neither bfloat16 nor float32. Makes the first
+    device the current one.
     """
     first, count = ranks[0], len(ranks)
     refuse_other_allocators(os.environ)
+    refuse_launches_that_wait(os.environ)
     refuse_lazy_loading()
     indexes = [rank.device.index for rank in ranks]
     enable_peer_access(indexes)

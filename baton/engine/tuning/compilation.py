@@ -12,6 +12,7 @@ from concurrent.futures import TimeoutError as FuturesTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
 
+from baton.device.nvidia_libraries import EAGER_LOADING
 from baton.engine.gemm_dispatch.choice import Choice, DigitsTuning
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.streamed_product import StreamedTuning
@@ -62,7 +63,7 @@ def compile_all(
     wanted = list(dict.fromkeys(variants))
     workers = min(_MOST_PROCESSES, max(1, (os.cpu_count() or 2) - 2), max(1, len(wanted)))
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=load_lazily)
     try:
         jobs = [pool.submit(_compile, variant, device) for variant in wanted]
         with suppress(FuturesTimeoutError):
@@ -72,6 +73,13 @@ def compile_all(
                 progress(done, len(jobs))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def load_lazily() -> None:
+    """Makes CUDA, which this process has not called yet, load a kernel when it is first launched. Engines of
+    several devices load all of them at once; a dozen processes of theirs would each do so, a GB of a GPU's
+    memory every time."""
+    os.environ[EAGER_LOADING[0]] = "LAZY"
 
 
 def _compile(variant: Variant, device: int) -> None:

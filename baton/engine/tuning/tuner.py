@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from baton.device.streams.cuda_stream import on_device
 from baton.engine.gemm_dispatch.choice import Choice, Library, ProductKey, W8A8Library, dtype_name
 from baton.engine.gemm_dispatch.table import ProductTable, entry_of, key_of, read_entries, tuned_file
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
@@ -97,7 +98,8 @@ def measured(
         if time.monotonic() > deadline_s:
             return
         progress("measuring", number, len(wanted))
-        results = measure(product, rows, dtype, device, deadline_s)
+        with on_device(device):  # on which Triton launches, wherever the tensors are
+            results = measure(product, rows, dtype, device, deadline_s)
         if results:
             microseconds, choice = results[0]
             yield entry_of(ProductKey.of(product, rows, dtype), choice, microseconds)

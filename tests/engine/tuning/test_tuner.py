@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +23,7 @@ from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
 from baton.engine.kernels.weight_format import FORMATS, WeightFormat
 from baton.engine.model.layers.linear import Linear, Product
 from baton.engine.tuning import candidates as candidates_module
-from baton.engine.tuning import measurement, tuner
+from baton.engine.tuning import compilation, measurement, tuner
 from baton.engine.tuning.candidates import BUCKETS, candidates
 from baton.engine.tuning.compilation import depth_like
 
@@ -68,6 +71,46 @@ def test_no_more_rows_are_measured_than_there_are_slots(rows: int, measured: lis
 
 def test_mode_exact_measures_nothing() -> None:
     assert tuner.missing([_product()], 256, BF16, ProductTable([], exact=True)) == []
+
+
+def test_products_are_measured_on_the_device_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = list[str]()
+
+    @contextlib.contextmanager
+    def on_device(device: torch.device) -> Iterator[None]:
+        current.append(str(device))
+        yield
+        current.pop()
+
+    def measure(*_: object) -> list[tuple[float, Choice]]:
+        assert current == ["cuda:3"]
+        return [(1.0, Library())]
+
+    monkeypatch.setattr(tuner, "on_device", on_device)
+    monkeypatch.setattr(tuner, "measure", measure)
+    found = tuner.measured(
+        [(_product(), 1), (_product(), 16)], BF16, torch.device("cuda", 3), lambda *_: None
+    )
+    assert len(list(found)) == 2
+    assert current == []
+
+
+def test_processes_that_compile_load_kernels_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the engine does that starts them."""
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")
+    monkeypatch.setattr(compilation, "ProcessPoolExecutor", InThisProcess)
+    compilation.compile_all([], 0, math.inf, lambda *_: None)
+    assert os.environ["CUDA_MODULE_LOADING"] == "LAZY"
+
+
+class InThisProcess:
+    """A ProcessPoolExecutor without processes."""
+
+    def __init__(self, workers: int, *, mp_context: object, initializer: Callable[[], None]) -> None:
+        initializer()
+
+    def shutdown(self, **_: bool) -> None:
+        pass
 
 
 def test_a_measurement_that_takes_too_long_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
