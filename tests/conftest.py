@@ -179,6 +179,14 @@ def _unit_tests_start_nothing(request: pytest.FixtureRequest) -> Generator[None]
         yield
 
 
+@pytest.fixture(autouse=True)
+def _gpus_have_nothing_of_earlier_tests(request: pytest.FixtureRequest) -> None:
+    """What is freed of an engine waits for its GPU. Collected among the launches of a step on several GPUs,
+    it would wait for a kernel that waits for the next of these launches."""
+    if request.node.get_closest_marker("multigpu") is not None:
+        gc.collect()
+
+
 def pytest_unconfigure() -> None:
     """Threads of links end by themselves, shortly after their link. One that Python's own end meets in the
     midst of it takes the process along (exit code 134); an engine ends without such an end."""

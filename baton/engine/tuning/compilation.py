@@ -76,9 +76,8 @@ def compile_all(
 
 
 def load_lazily() -> None:
-    """Makes CUDA, which this process has not called yet, load a kernel when it is first launched. Engines of
-    several devices load all of them at once; a dozen processes of theirs would each do so, a GB of a GPU's
-    memory every time."""
+    """Makes CUDA, which this process has not called yet, load a kernel when it is first launched. An engine
+    of several devices loads all of them at once; each of its processes would do so again."""
     os.environ[EAGER_LOADING[0]] = "LAZY"
 
 

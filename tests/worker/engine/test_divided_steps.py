@@ -97,7 +97,7 @@ def test_two_gpus_of_one_worker(
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | MODEL))
     settings: dict[str, Any] = {
         "checkpoint": tmp_path, "weights": "random", "device": "cuda", "dtype": "float32",
-        "numerics": numerics, "mixed_steps": mixed,
+        "numerics": numerics, "mixed_steps": mixed, "tune": "off",
     }  # fmt: skip
     found = []
     for count in (1, 2):

@@ -45,7 +45,7 @@ def settings_of(folder: Path, **more: Any) -> dict[str, Any]:
     (folder / "config.json").write_text(json.dumps(CONFIG | FOUR_HEADS | WINDOWS))
     return {
         "checkpoint": folder, "weights": "random", "device": "cuda", "dtype": "float32", "numerics": "exact",
-        **more,
+        "tune": "off", **more,
     }  # fmt: skip
 
 
