@@ -215,7 +215,9 @@ class EngineConfig(StrictModel):
         1e3 * AGE_CAP_S, f"it is {1e3 * AGE_CAP_S:g}: no prompt waits for all others"
     )
     prefill_graphs: bool = fixed(
-        True, "steps of up to 1,024 rows on a GPU are CUDA graphs; others are launched"
+        True,
+        "steps of up to 1,024 rows on a GPU are CUDA graphs, of up to 2,048 on several that only compute "
+        "prompts; others are launched",
     )
     mixed_steps: bool = setting(
         True,
