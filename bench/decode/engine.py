@@ -172,10 +172,13 @@ class DecodeEngine:
         return False
 
     def turn_until(self, done: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
-        """Turns until a condition holds. Raises TimeoutError."""
-        deadline = time.monotonic() + deadline_s
+        """Turns until a condition holds. Raises TimeoutError, and ExchangeTimeoutError where one of several
+        devices has waited for another in vain."""
+        deadline, several = time.monotonic() + deadline_s, len(self.model.ranks) > 1
         while not done():
             self.turn()
+            if several and self.loop.device_hung():
+                raise TimeoutError("the devices make no progress")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not done after {deadline_s} s")
 

@@ -204,7 +204,8 @@ class _CaseRun:
         )
 
     def _compute(self, sequences: list[Sequence]) -> None:
-        """Runs prompts to their first tokens."""
+        """Runs prompts to their first tokens. Raises TimeoutError, and ExchangeTimeoutError where one of
+        several devices has waited for another in vain."""
         scheduler = self._executor.prompts.scheduler
         for sequence in sequences:
             scheduler.add(sequence)
@@ -214,6 +215,8 @@ class _CaseRun:
             if self._executor.step_prompts() is None and self._prefixes is not None:
                 self._prefixes.poll()
             left -= sum(result.token is not None for result in take(self._executor))
+            if self._engine.group is not None:
+                self._engine.group.check()
             if time.perf_counter() > until:
                 raise TimeoutError(f"{left} prompts are not done after {DEADLINE_S} s")
         for sequence in sequences:

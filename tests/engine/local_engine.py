@@ -308,11 +308,13 @@ class LocalEngine:
         return [self._admit(start, sequence, last[id(sequence)]) for start, sequence in begun]
 
     def compute(self) -> list[ChunkResult]:
-        """Runs prefill steps until there is nothing left to compute, and waits for all of them."""
+        """Runs prefill steps until there is nothing left to compute, and waits for all of them. Raises
+        ExchangeTimeoutError where a device has waited for another in vain, as `run` does."""
         results = []
         while (step := self.executor.step_prompts()) is not None or self.prefill.under_way:
             self.mixed_steps += step is not None and step.plan.is_mixed
             results += take(self.executor)
+            self._check_exchange()
         return results
 
     def _admit(self, start: Start, sequence: Sequence, last: ChunkResult) -> tuple[int, int]:
@@ -374,4 +376,9 @@ class LocalEngine:
             if all(key in self.finish for key in keys):
                 return [self.output[key] for key in keys]
             self.step()
+            self._check_exchange()
         raise AssertionError("slots did not end")
+
+    def _check_exchange(self) -> None:
+        if self.group is not None:
+            self.group.check()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from baton.engine.kernels.gpu.attention.items import AttentionTuning
+from baton.engine.model.modules import Model
+from baton.engine.parallel.exchange import ExchangeTimeoutError
 from bench.case import SAMPLINGS, DecodeCase, EngineSize
 from bench.decode import budget, churn, mixed, steady
 from bench.decode.attention import PlainRun
@@ -152,6 +154,21 @@ def test_several_devices() -> None:
     one.close()
     assert engine.model.layout == one.model.layout
     assert case.floor_ms(20, 1e12) * 2 == pytest.approx(tiny(2).floor_ms(20, 1e12))
+
+
+def test_a_run_whose_exchange_fails_ends_at_once() -> None:
+    case, made = replace(tiny(1, context=20), tensor_parallel=2), list[TurnGroup]()
+
+    def group(ranks: Sequence[Model], rows: int) -> TurnGroup:
+        made.append(TurnGroup(ranks, rows))
+        return made[-1]
+
+    engine = DecodeEngine(case, EngineSize(1, 40), Front, device="cpu", interpreted=True, group=group)
+    engine.admit(case, 0, 4)
+    made[0].whole.zero_()
+    with pytest.raises(ExchangeTimeoutError):
+        engine.turn_until(lambda: not engine.holds, deadline_s=10.0)
+    engine.close()
 
 
 @pytest.mark.slow
