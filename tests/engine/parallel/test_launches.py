@@ -6,12 +6,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 
 from baton.device.streams.cuda_stream import StreamGroup
 from baton.engine.parallel.exchange import Exchange
 from baton.engine.parallel.exchange_layout import ExchangeShape
-from baton.engine.parallel.rank_exchange import ExchangeGroup
+from baton.engine.parallel.rank_exchange import ExchangeGroup, ExchangeNodes
 from tests.engine.parallel.host.devices import HostWorker
 
 
@@ -29,6 +30,22 @@ def test_no_device_is_a_sum_ahead() -> None:
     log: list[tuple[int, int]] = []
     group.launch_in_turns([launches(rank, pieces, log) for rank, pieces in enumerate((3, 1, 3))])
     assert log == [(0, 0), (1, 0), (2, 0), (0, 1), (2, 1), (0, 2), (2, 2)]
+
+
+def test_a_step_has_all_sums_or_none() -> None:
+    """None: it gathers logits alone. With another number devices would wait up to the deadline."""
+    worker = HostWorker(2)
+    shape = ExchangeShape(2, sums=2, rows=1, width=8, element_bytes=4, words=4)
+    nodes = ExchangeNodes(Exchange(worker.devices, shape, torch.float32), 0, torch.zeros(1, 8))
+    hidden = torch.zeros(1, 8)
+    nodes.begin(None)
+    nodes.end(hidden[:0], 0)
+    nodes.begin(None)
+    nodes.reduce(hidden, None, None)
+    with pytest.raises(ValueError, match="1 sums of 2 in a step"):
+        nodes.end(hidden, 0)
+    with pytest.raises(ValueError, match=r"3 words of torch\.int32, not 4 of int32"):
+        nodes.begin(torch.zeros(3, dtype=torch.int32))
 
 
 class LoggedStream:

@@ -16,6 +16,7 @@ from baton.engine.decode import gpu_group
 from baton.engine.model.modules import Model
 from baton.engine.model.weight_formats import weight_formats
 from baton.engine.parallel.exchange import ExchangeTimeoutError
+from baton.engine.plan.step_plan import Chunk, StepPlan
 from baton.engine.prefill import gpu_pass, graphs
 from baton.engine.sequence import SamplingParams
 from baton.engine.sequence import Sequence as Prompt
@@ -185,7 +186,11 @@ def test_rows_that_join_are_sent_by_the_kernels_themselves(tmp_path: Path) -> No
         engine.prefill.device_hung()
 
 
-def test_graphs_on_every_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("group", [TurnGroup, pytest.param(HostGroup, marks=[SLOW, needs_compiler])])
+def test_graphs_on_every_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: type[TurnGroup]
+) -> None:
+    """Captured on one alone after the other, which leaves counters and flags equal."""
     found = list[bool]()
     prepare = graphs.PrefillGraphs.prepare
 
@@ -198,12 +203,22 @@ def test_graphs_on_every_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     outputs, shape = [], SHAPE | {"num_hidden_layers": 1}
     for engine in (
         LocalEngine(tmp_path / "one", changes=shape),
-        on_ranks(tmp_path / "two", changes=shape, prompts="graphs"),
+        on_ranks(tmp_path / "two", changes=shape, prompts="graphs", group=group),
     ):
         keys = engine.start_many([Start(prompt, 3) for prompt in PROMPTS[1:2]])
         outputs.append(engine.run(*keys))
+        assert not engine.prefill.device_hung()
     assert outputs[0] == outputs[1]
     assert found == [True] * 2
+
+
+def test_a_step_of_too_many_rows_is_launched_nowhere(tmp_path: Path) -> None:
+    made: list[TurnGroup] = []
+    engine = on_ranks(tmp_path / "model", changes=SHAPE, group=kept_in(made))
+    prompt = add(engine, PROMPTS[0])
+    with pytest.raises(ValueError, match="a pass of 21 rows, made for 16"):
+        engine.prefill.launch(StepPlan(chunks=(Chunk(prompt, 0, 21),)))
+    assert made[0].steps == 0
 
 
 @pytest.mark.slow
