@@ -26,6 +26,12 @@ DRAWN = SamplingParams(0.9, seed=2**63 + 11)
 FILTERED = SamplingParams(0.9, 20, 0.95, seed=7, logprobs=2)
 
 
+def taken_in_all(engine: LocalEngine) -> list[int]:
+    """Rows that each mixture's experts have been taken by, together."""
+    mixtures = [each.mlp for each in engine.model.layers if isinstance(each.mlp, ExpertsMlp)]
+    return [int(mixture.taken.sum()) for mixture in mixtures]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return CASE.make(tmp_path_factory.mktemp("mixture"))
@@ -52,14 +58,14 @@ def test_a_step_by_kernels_draws_the_same_tokens(folder: Path) -> None:
     """Three rows of a graph of four, whose fourth takes no expert; then a graph of one row."""
     expected = LocalEngine(folder, checkpoint=True, device=DEVICE)
     engine = LocalEngine(folder, checkpoint=True, device=DEVICE, graph=True)
+    before = taken_in_all(engine)  # by the steps that a start on a GPU measures
     asks = list(zip(PROMPTS, (SamplingParams(), DRAWN, FILTERED), (3, 3, 5), strict=True))
     wanted, found = (
         each.run(*(each.start(prompt, max_tokens=count, sampling=how) for prompt, how, count in asks))
         for each in (expected, engine)
     )
     assert found == wanted
-    layers = engine.model.layers
-    counts = [int(layer.mlp.taken.sum()) for layer in layers if isinstance(layer.mlp, ExpertsMlp)]
+    counts = [after - one for after, one in zip(taken_in_all(engine), before, strict=True)]
     rows = sum(len(prompt) for prompt in PROMPTS) + sum(len(output) - 1 for output in found)
     assert counts == [2 * rows] * 2, "of prompts by the reference, and of decode steps by kernels"
 

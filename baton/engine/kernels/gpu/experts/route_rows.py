@@ -43,6 +43,8 @@ def _choose(
     found = tl.where(there[:, None], found, 0.0)
     shares = tl.exp(found - tl.max(found, 1)[:, None])
     shares = shares / tl.sum(shares, 1)[:, None]
+    # A row that is no number equals no maximum: it would take an expert that there is not.
+    shares = tl.where(shares == shares, shares, 0.0)
     shares = tl.where(expert < EXPERTS, shares, -1.0)
     taken = tl.zeros((BM, TOP_K_POWER), tl.float32)
     numbers = tl.full((BM, TOP_K_POWER), -1, tl.int32)

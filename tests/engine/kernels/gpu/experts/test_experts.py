@@ -146,6 +146,22 @@ def test_of_equal_shares_the_lower_expert_is_taken() -> None:
     assert ids.tolist() == [[0, 1, 2]] * 4
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_row_that_is_no_number_takes_experts_that_there_are() -> None:
+    """Each once, so that no other row's are displaced, and no weights are read that no expert has."""
+    hidden, router, norm = normal(5, 48), normal(6, 48, seed=1), Norm(normal(48, seed=2), 1e-6)
+    hidden[1, 7], hidden[3, 9] = torch.nan, torch.inf
+    normed, ids = torch.zeros_like(hidden), torch.zeros(5, 4, dtype=torch.int32, device=DEVICE)
+    present, space = torch.zeros(5, dtype=torch.int32, device=DEVICE), RouterSpace.empty(5, 6, DEVICE)
+    weights = torch.zeros(5, 4, device=DEVICE)
+    route_rows(normed, ids, weights, hidden, norm, router, present, no_rows(6), space, normalise=True)
+    for row in ids.tolist():
+        assert len(set(row)) == 4
+        assert set(row) <= set(range(6))
+    assert torch.equal(space.counts[0], torch.bincount(ids.flatten().cpu(), minlength=6).to(DEVICE))
+    assert weights[::2].isfinite().all()
+
+
 def quantized(weight: Tensor, form: WeightFormat | None) -> Weight:
     return weight if form is None else quantize(weight, form)
 
