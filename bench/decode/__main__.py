@@ -40,9 +40,10 @@ repository's tables nor this machine's are read, the cache of compiled kernels i
 the limit of a worker's start; stderr says what it measured, in how many seconds. Without it, the same steps
 with the tables: so a table's gain over tuning at start is measured. Attention has no table.
 
-floor_ms: bytes that a step must read, over the bandwidth that is measured at the start. gap: end of a step's
-last kernel to start of the next step's first. busy: 1 - gaps / window. tail_us: end of the head's product to
-the end of the step.
+floor_ms: bytes that a step must read, over the bandwidth that is measured at the start; of a mixture those of
+experts_expected, of a layer whose rows draw them evenly; experts_a_layer had rows in a step. gap: end of a
+step's last kernel to start of the next step's first. busy: 1 - gaps / window. tail_us: end of the head's
+product to the end of the step.
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ def measure_one(engine: Any, case: DecodeCase, arguments: argparse.Namespace) ->
         return {**found, "budget_us": budget.budget(parts, found["last_ms"] * 1e3, found["tail_us"])}
     if arguments.seconds:
         return steady.run_seconds(engine, case, arguments.seconds)
-    return steady.run_tokens(engine, case)
+    return {**steady.run_tokens(engine, case), **steady.experts_read(engine, case)}
 
 
 def _rows(arguments: argparse.Namespace) -> list[int]:

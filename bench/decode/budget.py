@@ -3,6 +3,7 @@ the cache.
 
 products      with their norms and epilogues, all layers; `head` once
 attention     all layers, over the batch's own contexts
+experts       of a mixture, all layers: router, tiles, products and sum, of the rows of the last step
 front         begin, plan and the embedding
 tail          sampling and finishing, by the step's own clock
 step          the last steps of the window, at whose contexts the parts are then measured
@@ -34,6 +35,8 @@ def launches(engine: DecodeEngine, case: DecodeCase) -> dict[str, Launch]:
     For a loop that has drained and whose slots are still active. They write to buffers of the pass, and to
     the KV of a token that its own step writes again.
     """
+    from baton.engine.forward.layers.experts import run_experts
+    from baton.engine.model.layers.experts import ExpertsMlp
     from baton.engine.plan.decode_rows import batches_up_to
     from baton.engine.plan.decode_state import SIMPLE
 
@@ -57,6 +60,14 @@ def launches(engine: DecodeEngine, case: DecodeCase) -> dict[str, Launch]:
         for layer in model.layers:
             pass_.attend(layer.attention, rows, pass_.workspace)
 
+    mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertsMlp)]
+
+    def experts() -> None:
+        space = pass_.workspace.experts
+        assert space is not None
+        for mixture in mixtures:
+            run_experts(space, mixture, pass_.workspace.hidden[:rows])
+
     def front() -> None:
         step.begin(rows, SIMPLE)
         step.plan(rows)
@@ -67,6 +78,7 @@ def launches(engine: DecodeEngine, case: DecodeCase) -> dict[str, Launch]:
         **{name: product(name) for name in of_layers},
         model.head.name: head,
         "attention": attention,
+        **({"experts": experts} if mixtures else {}),
         "front": front,
     }
 

@@ -1,23 +1,32 @@
 """Products of a mixture's experts by every tuning: what `GroupedTuning.of` should choose, for a layer's rows.
 
-    python -m bench.decode experts [--shape qwen3-30b-a3b] [--dtype bf16] [--rows 1,8,64,256,2048] [--json]
+    python -m bench.decode experts [--shape qwen3-30b-a3b] [--dtype bf16] [--quantization fp8|int4]
+        [--rows 1,8,32,64,128,256,1024,8192] [--json]
 
 Each row draws its experts uniformly. A line a number of rows and product (`gate_up` with its
 gate, `down`): microseconds by a worker's tuning (`us`) and by the best one, `tb_s` and `tflop_s` of the
 former, and `library_us`, which `torch._grouped_mm` takes for the product alone, of rows that are sorted by
 expert already. Several draws of experts are launched in turn, so that weights are not in the GPU's cache.
+
+Then a line a product and tile of rows: the tunings with the smallest `over_best`, the geometric mean, over
+those numbers of rows, of a tuning's time over the best one's.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+import gc
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from bench.options import numbers, program_parser, show
+from baton.engine.kernels.weight_format import FORMATS
+from bench.options import add_precision_options, numbers, precision_of, program_parser, show
 from bench.shapes import SHAPES, Precision, Shape
 
 if TYPE_CHECKING:
@@ -29,16 +38,22 @@ if TYPE_CHECKING:
     from baton.engine.kernels.gpu.experts.grouped_tile import GroupedTuning
     from baton.engine.kernels.weight_stack import WeightStack
 
+    Times = dict[GroupedTuning, float]
+    """Microseconds by tuning."""
+
 # Bytes that the draws of one measurement read, several times a second-level cache; draws at most.
 _READ_BYTES, _MOST_DRAWS = 256 << 20, 16
+# Seconds that compiling all tunings of a product may take, and tunings of a last line.
+_COMPILE_S, _SHOWN = 120.0, 4
 
 
 def main() -> None:
     parser = program_parser("decode", __doc__, "experts")
     mixtures = sorted(name for name, shape in SHAPES.items() if shape.experts)
     parser.add_argument("--shape", default="qwen3-30b-a3b", choices=mixtures)
-    parser.add_argument("--dtype", default="bf16", help="bf16, fp16, fp32 or fp64")
-    parser.add_argument("--rows", type=numbers, default=[1, 8, 64, 256, 2048], help="of a step")
+    add_precision_options(parser, kv=False)
+    rows = [1, 8, 32, 64, 128, 256, 1024, 8192]
+    parser.add_argument("--rows", type=numbers, default=rows, metavar="N,N", help="of a step")
     parser.add_argument("--json", action="store_true", help="one object a line")
     arguments = parser.parse_args()
     for found in _lines(arguments):
@@ -46,10 +61,56 @@ def main() -> None:
 
 
 def _lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    shape, precision = SHAPES[arguments.shape], precision_of(arguments)
+    of_all = {"shape": arguments.shape, "dtype": arguments.dtype, "quantization": arguments.quantization}
     for name in ("gate_up", "down"):
-        layer = Experts(SHAPES[arguments.shape], name, Precision(arguments.dtype), "cuda")
+        _compile_all(shape, name, precision, arguments.rows)
+        layer = Experts(shape, name, precision, "cuda")
+        gc.freeze()  # each capture looks at all that is not
+        times: dict[int, list[Times]] = {}
         for rows in arguments.rows:
-            yield {"shape": arguments.shape, "dtype": arguments.dtype, **layer.measure(rows)}
+            found, mine = layer.measure(rows)
+            times.setdefault(found["tile_rows"], []).append(mine)
+            yield of_all | found
+        for tile_rows, each in times.items():
+            yield of_all | {"product": name, "tile_rows": tile_rows, "over_best": best_of_all(each)}
+
+
+def best_of_all(times: Sequence[Times]) -> list[list[float]]:
+    """The tunings that come closest to the best one of each number of rows: columns, width, stages, warps,
+    and the geometric mean of the ratios. `times`: by tuning, for each number of rows."""
+    everywhere = [tuning for tuning in times[0] if all(tuning in each for each in times)]
+    logs = {
+        tuning: sum(math.log(each[tuning] / min(each.values())) for each in times) / len(times)
+        for tuning in everywhere
+    }
+    first = sorted(logs, key=lambda tuning: logs[tuning])[:_SHOWN]
+    return [[*asdict(tuning).values(), round(math.exp(logs[tuning]), 3)] for tuning in first]
+
+
+def _compile_all(shape: Shape, name: str, precision: Precision, rows: Sequence[int]) -> None:
+    """Compiles all tunings of a product in several processes at once, for each tile of rows."""
+    from baton.engine.kernels.expert_tiles import rows_of_tile
+    from baton.engine.tuning.compilation import compile_each
+
+    begun = time.monotonic()
+    tiles = {rows_of_tile(each): each for each in reversed(rows)}
+    wanted = [(some, tuning) for some in tiles.values() for tuning in tunings()]
+    one = partial(compile_tuning, shape, name, precision)
+    compile_each(one, wanted, begun + _COMPILE_S, lambda done, total: None)
+    print(f"{name}: {len(wanted)} compiled in {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
+
+
+def compile_tuning(
+    shape: Shape, name: str, precision: Precision, wanted: tuple[int, GroupedTuning], device: str = "cuda"
+) -> None:
+    """Launches a product of few experts once, of as many rows and by the tuning that are `wanted`."""
+    rows, tuning = wanted
+    few = Shape({key: value for key, value in shape.config.items() if key != "num_local_experts"})
+    few.config["num_experts"] = shape.config["num_experts_per_tok"]
+    layer = Experts(few, name, precision, device)
+    draw = layer.draw(rows)
+    layer.launch([draw], *layer.operands(draw, rows), tuning)
 
 
 def tunings() -> list[GroupedTuning]:
@@ -79,6 +140,7 @@ class Experts:
         import torch
 
         from baton.engine.kernels.fusion import Epilogue
+        from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
         from baton.engine.kernels.weight_stack import WeightStack
 
         n, self.k = shape.products()[name]
@@ -86,27 +148,37 @@ class Experts:
         self.top_k = int(shape.config["num_experts_per_tok"])
         self.epilogue: Epilogue = Epilogue.SWIGLU if name == "gate_up" else Epilogue.PLAIN
         self.dtype: torch.dtype = getattr(torch, precision.torch_dtype)
-        weight = torch.randn(self.experts * n, self.k, dtype=self.dtype, device=device) * 0.02
+        weight: Weight
+        if precision.quantization is None:
+            weight = torch.randn(self.experts * n, self.k, dtype=self.dtype, device=device).mul_(0.02)
+        else:
+            form = FORMATS[precision.quantization]
+            weight = QuantizedWeight.empty(form, self.experts * n, self.k, device)
+            weight.randomize_()
         self.stack: WeightStack = WeightStack(weight, self.experts)
         self.outputs = n // 2 if self.epilogue.gated else n
-        self.nbytes = n * self.k * self.dtype.itemsize
+        self.elements, self.nbytes = n * self.k, precision.weight_bytes(n, self.k)
 
-    def measure(self, rows: int) -> dict[str, Any]:
-        """Times the products of `rows` rows by every tuning."""
+    def operands(self, draw: Draw, rows: int) -> tuple[Tensor, Tensor]:
+        """The product's input, random, and memory for its output."""
         import torch
 
+        places, entries = draw.tiles.entry.numel(), rows * self.top_k
+        inputs, outputs = (rows, places) if self.epilogue.gated else (places, entries)
+        x = torch.randn(inputs, self.k, dtype=self.dtype, device=self.device)
+        return x, torch.zeros(outputs, self.outputs, dtype=self.dtype, device=self.device)
+
+    def measure(self, rows: int) -> tuple[dict[str, Any], Times]:
+        """Times the products of `rows` rows by every tuning → their figures, and microseconds by tuning."""
         from baton.engine.kernels.gpu.experts.grouped_tile import GroupedTuning
         from bench.decode.timing import microseconds
 
         first = self.draw(rows)
         count = min(_MOST_DRAWS, -(-_READ_BYTES // (first.taken * self.nbytes)))
         draws = [first, *(self.draw(rows) for _ in range(count - 1 if self.device == "cuda" else 0))]
-        places, entries = first.tiles.entry.numel(), rows * self.top_k
-        inputs, outputs = (rows, places) if self.epilogue.gated else (places, entries)
-        x = torch.randn(inputs, self.k, dtype=self.dtype, device=self.device)
-        out = torch.zeros(outputs, self.outputs, dtype=self.dtype, device=self.device)
+        x, out = self.operands(first, rows)
         chosen = GroupedTuning.of(first.tiles.tile_rows, self.epilogue, self.dtype)
-        times = {}
+        times: Times = {}
         for tuning in {chosen: None, **dict.fromkeys(tunings())}:
             try:
                 took = microseconds(partial(self.launch, draws, x, out, tuning), self.device)
@@ -115,13 +187,14 @@ class Experts:
             times[tuning] = took / len(draws)
         best = min(times, key=lambda tuning: times[tuning])
         us, read = times[chosen], sum(draw.taken for draw in draws) / len(draws) * self.nbytes
-        operations = 2 * rows * self.top_k * self.nbytes / self.dtype.itemsize
-        return {
+        operations = 2 * rows * self.top_k * self.elements
+        found = {
             "product": self.name, "rows": rows, "tile_rows": first.tiles.tile_rows,
             "us": round(us, 2), "tb_s": round(read / us / 1e6, 3), "tflop_s": round(operations / us / 1e6, 1),
             **asdict(chosen), "best_us": round(times[best], 2), "best": asdict(best),
             "library_us": self._library_us(rows, draws, microseconds),
         }  # fmt: skip
+        return found, times
 
     def draw(self, rows: int) -> Draw:
         """Experts of each row, each drawn uniformly, and their tiles."""
@@ -150,12 +223,13 @@ class Experts:
     def _library_us(
         self, rows: int, draws: list[Draw], microseconds: Callable[[Callable[[], None], str], float]
     ) -> float | None:
-        """The library's time for a draw; None where it has no product of this dtype or device."""
+        """The library's time for a draw; None where it has no product of this format, dtype or device."""
         import torch
 
-        x = torch.randn(rows * self.top_k, self.k, dtype=self.dtype, device=self.device)
         weight = self.stack.weight
-        assert isinstance(weight, torch.Tensor)
+        if not isinstance(weight, torch.Tensor):
+            return None
+        x = torch.randn(rows * self.top_k, self.k, dtype=self.dtype, device=self.device)
         matrices = weight.view(self.experts, -1, self.k).transpose(-2, -1)
 
         def launch() -> None:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
+from baton.engine.model.layers.experts import ExpertsMlp
 from bench.case import FIRST, LAST, SPARE, DecodeCase
 from bench.decode.clocks import ROWS, Lines, figures
 from bench.decode.engine import DecodeEngine
@@ -37,6 +39,30 @@ def run_tokens(engine: DecodeEngine, case: DecodeCase) -> dict[str, Any]:
     middle = int(begun[0] + begun[-1]) // 2
     window = lines[middle + FIRST - 1 : middle + LAST + 1]
     return _figures(case, window, (FIRST + LAST) // 2, engine.read_bytes_s)
+
+
+def experts_read(engine: DecodeEngine, case: DecodeCase) -> dict[str, float]:
+    """Experts of a layer, on average, that have rows in one step of the whole batch, beside how many are
+    expected where each row draws its own; nothing for a dense model. Figures of steps whose rows take the
+    same experts are too good."""
+    counters = [layer.mlp.taken for layer in engine.decoder.layers if isinstance(layer.mlp, ExpertsMlp)]
+    if not counters:
+        return {}
+    wanted = engine.loop.tokens_decoded + case.batch * FIRST
+    for index in range(case.batch):
+        engine.admit(case, index, LAST + SPARE + 1)
+    engine.turn_until(lambda: engine.loop.tokens_decoded >= wanted)
+    engine.drain()
+    before, ended = torch.stack(counters), engine.ended_steps
+    engine.turn_until(engine.advance)
+    engine.drain()
+    rows = torch.stack(counters) - before
+    steps, of_each = engine.ended_steps - ended, rows.sum(1).tolist()
+    engine.empty()
+    if steps != 1 or set(of_each) != {case.batch * int(case.model.config["num_experts_per_tok"])}:
+        raise RuntimeError(f"{steps} steps, whose layers' experts had {sorted(set(of_each))} entries")
+    found, expected = (rows > 0).sum(1).double().mean().item(), case.model.experts_read(case.batch)
+    return {"experts_a_layer": round(found, 2), "experts_expected": round(expected, 2)}
 
 
 def split_cost(engine: DecodeEngine, case: DecodeCase) -> dict[str, Any]:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as FuturesTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from baton.device.nvidia_libraries import EAGER_LOADING
 from baton.engine.gemm_dispatch.choice import Choice, DigitsTuning
@@ -23,6 +25,7 @@ _MOST_PROCESSES = 14
 _ROWS, _DEPTH = 256, 4096
 # Triton compiles a kernel separately for integers that are multiples of this, and for those that are not.
 _MULTIPLE = 16
+_One = TypeVar("_One")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +63,23 @@ def compile_all(
     """Compiles until all are done or `time.monotonic()` reaches `deadline_s`; the rest is compiled where it
     is first used. `progress` is called with variants done and in total. A variant that does not compile
     on this GPU is skipped; its first launch raises the error."""
-    wanted = list(dict.fromkeys(variants))
+    compile_each(partial(_compile, device=device), list(dict.fromkeys(variants)), deadline_s, progress)
+
+
+def compile_each(
+    compile_one: Callable[[_One], None],
+    wanted: Sequence[_One],
+    deadline_s: float,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Calls `compile_one` with each of `wanted` in one of several processes, into which both are sent, until
+    all are done or `time.monotonic()` reaches `deadline_s`. What it raises is dropped. `progress` is called
+    with those done and in total."""
     workers = min(_MOST_PROCESSES, max(1, (os.cpu_count() or 2) - 2), max(1, len(wanted)))
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=load_lazily)
     try:
-        jobs = [pool.submit(_compile, variant, device) for variant in wanted]
+        jobs = [pool.submit(compile_one, one) for one in wanted]
         with suppress(FuturesTimeoutError):
             left = max(0.0, deadline_s - time.monotonic())
             for done, job in enumerate(as_completed(jobs, timeout=left), 1):

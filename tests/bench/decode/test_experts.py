@@ -16,14 +16,50 @@ SMALL = Shape(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "rows"), [("gate_up", 1), ("down", 5)])
-def test_a_product_of_experts(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    tuning = GroupedTuning(columns=32, width=32, stages=2, warps=4)
-    monkeypatch.setattr(experts, "tunings", lambda: [tuning])
-    found = experts.Experts(SMALL, name, Precision("fp32"), "cpu").measure(rows)
+TUNING = GroupedTuning(columns=32, width=32, stages=2, warps=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "quantization"), [("gate_up", 1, None), ("down", 5, None), ("down", 1, "fp8")]
+)
+def test_a_product_of_experts(
+    name: str, rows: int, quantization: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experts, "tunings", lambda: [TUNING])
+    layer = experts.Experts(SMALL, name, Precision("fp32", quantization), "cpu")
+    found, times = layer.measure(rows)
     assert (found["product"], found["rows"], found["tile_rows"]) == (name, rows, 16)
     assert found["us"] >= found["best_us"] > 0
     assert {found["columns"], found["best"]["columns"]} <= {32, 64, 128}
+    assert TUNING in times
+    assert len(times) == 2, "and the one that is chosen"
+    if quantization is not None:
+        assert found["library_us"] is None
+
+
+def test_what_is_compiled_beforehand_is_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that a kernel is compiled for apart from addresses: fewer experts have the same N, K and k."""
+    launched: list[tuple[object, ...]] = []
+
+    def launch(layer: experts.Experts, draws: list[experts.Draw], *operands: object) -> None:
+        _, rows, columns = layer.stack.shape
+        launched.append((rows, columns, layer.top_k, draws[0].tiles.tile_rows, operands[-1]))
+
+    monkeypatch.setattr(experts.Experts, "launch", launch)
+    monkeypatch.setattr(experts, "tunings", lambda: [TUNING])
+    for rows in (3, 300):
+        experts.compile_tuning(SMALL, "gate_up", Precision("fp32"), (rows, TUNING), "cpu")
+        experts.Experts(SMALL, "gate_up", Precision("fp32"), "cpu").measure(rows)
+        beforehand, *measured = launched
+        assert beforehand in measured
+        launched.clear()
+
+
+def test_the_tuning_that_is_close_to_the_best_everywhere() -> None:
+    first, second, third = (GroupedTuning(columns, 64, 2, 4) for columns in (32, 64, 128))
+    times = [{first: 10.0, second: 11.0, third: 5.0}, {first: 30.0, second: 11.0}]
+    ratios = [[64, 64, 2, 4, 1.483], [32, 64, 2, 4, 2.335]]
+    assert experts.best_of_all(times) == ratios
 
 
 def test_each_row_draws_its_experts() -> None:

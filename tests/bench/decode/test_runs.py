@@ -18,7 +18,7 @@ from bench.decode.attention import PlainRun
 from bench.decode.churn_plan import Join, engine_size
 from bench.decode.engine import DecodeEngine
 from bench.decode.front import Front
-from bench.shapes import Precision
+from bench.shapes import SHAPES, Precision, Shape
 from tests.engine.parallel.turns import TurnGroup
 from tests.kvtransfer.support.fake_device import FakeDevice, Pump
 
@@ -168,6 +168,41 @@ def test_a_run_whose_exchange_fails_ends_at_once() -> None:
     made[0].whole.zero_()
     with pytest.raises(ExchangeTimeoutError):
         engine.turn_until(lambda: not engine.holds, deadline_s=10.0)
+    engine.close()
+
+
+@pytest.fixture
+def mixture(monkeypatch: pytest.MonkeyPatch) -> DecodeCase:
+    """Two sequences of a small mixture, of eight experts of which a row takes two."""
+    experts = {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    }
+    family = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+    monkeypatch.setitem(SHAPES, "mixture", Shape({**SHAPES["tiny"].config, **experts, **family}))
+    return replace(tiny(2, context=20), shape="mixture")
+
+
+def test_the_experts_that_a_step_reads_are_counted(mixture: DecodeCase) -> None:
+    engine = DecodeEngine(mixture, EngineSize.steady([mixture], None), Front, device="cpu")
+    found = steady.experts_read(engine, mixture)
+    assert found["experts_expected"] == 3.5
+    assert 2 <= found["experts_a_layer"] <= 4
+    accounting_is_consistent(engine)
+    engine.close()
+
+
+@pytest.mark.slow
+def test_the_budget_of_a_mixture(mixture: DecodeCase) -> None:
+    engine = DecodeEngine(mixture, EngineSize(2, 40), Front, device="cpu", interpreted=True)
+    engine.admit(mixture, 0, 12)
+    engine.turn_until(lambda: engine.loop.tokens_decoded >= 3)
+    parts = budget.launches(engine, mixture)
+    assert set(parts) == {"qkv", "output", "head", "attention", "experts", "front"}
+    parts["experts"]()
+    engine.empty()
     engine.close()
 
 
