@@ -5,21 +5,23 @@
 #
 # OUT gets a log a part; the last lines of each are printed. A part that the SECONDS left do not suffice for is
 # named and skipped. BASE=TREE also measures `steps` with the sources of an older commit, alternating with these.
-# Without PARTs all of one GPU run, in this order, proofs before the figures that rest on them; `gpus` needs two
-# GPUs of one host.
+# Without PARTs all of one GPU run, in this order, proofs before the figures that rest on them. Others run where they
+# are named: `experts-more`, and `gpus`, which needs two GPUs of one host.
 set -uo pipefail
 
 out=$1 ends=$((SECONDS + $2))
 shift 2
-wanted=" ${*:-drafts-exact drafts-rows drafts-text table steps experts-exact experts tests} "
+wanted=" ${*:-drafts-exact drafts-rows drafts-text table steps experts-exact experts experts-tunings tests} "
 mkdir -p "$out"
 model=(--shape llama-3.1-8b --dtype bf16)
+mixture=(--shape qwen3-30b-a3b)
 
 # shellcheck source=tools/parts.sh
 source "$(dirname "$0")/parts.sh"
 
 test_on_gpu() { pytest -p no:cacheprovider -p no:benchmark -m gpu --tb=short -rfE "$@"; }
-export -f test_on_gpu
+test_here() { pytest -p no:cacheprovider -p no:benchmark -m "not multigpu" --tb=short -rfE "$@"; }
+export -f test_on_gpu test_here
 
 steps_of() {
     run "$1-decode" 60 env -C "$2" PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" python -m bench.decode "${model[@]}" --batch 1,32,64,256 --json
@@ -56,15 +58,48 @@ if wants steps; then
     done
 fi
 if wants experts-exact; then
-    run experts-kernels 120 bash -c 'test_on_gpu tests/engine/kernels/gpu/experts tests/engine/executor'
+    # Tests that run anywhere are of a GPU's kernels where there is one.
+    run experts-kernels 150 bash -c 'test_here -n 8 --dist load tests/engine/kernels/gpu/experts \
+        tests/engine/executor/test_mixture_steps.py'
+    run experts-passes 240 bash -c 'test_here -n 8 --dist load -k "moe or mixture" tests/engine/decode/test_gpu_pass.py \
+        tests/engine/prefill'
+    run experts-tokens 240 bash -c 'test_on_gpu -n 8 --dist load -s -k "moe or mixtral" tests/engine/test_gpu_tokens.py \
+        tests/engine/decode/test_gpu_logits.py'
 fi
+# table SHAPE: products of attention and head that the tables lack, in bf16 and in fp8; OUT gets the tables as well.
+table() {
+    run "table-$1" 100 python -m bench.decode products --shape "$1" --rows 128 --write
+    run "table-$1-fp8" 100 python -m bench.decode products --shape "$1" --quantization fp8 --rows 128 --write
+    cp baton/engine/gemm_dispatch/tables/*.json "$out"
+}
+
 if wants experts; then
-    for dtype in bf16 "bf16 --quantization fp8"; do
+    table qwen3-30b-a3b
+    for format in bf16 "bf16 --quantization fp8 --kv-dtype fp8"; do
         # shellcheck disable=SC2086
-        run "experts-${dtype##* }" 120 python -m bench.decode --shape qwen3-30b-a3b --dtype $dtype \
+        run "experts-decode-${format##* }" 150 python -m bench.decode "${mixture[@]}" --dtype $format \
             --batch 1,8,32,64,128 --json
     done
-    run experts-tunings 120 python -m bench.decode experts --json
+    for format in bf16 "bf16 --quantization fp8"; do
+        # shellcheck disable=SC2086
+        run "experts-prefill-${format##* }" 120 python -m bench.prefill "${mixture[@]}" --dtype $format \
+            --prompts 1x1024,8x1024,1x8192 --json
+    done
+fi
+if wants experts-tunings; then
+    run experts-tunings 240 python -m bench.decode experts --json
+    run experts-tunings-fp8 200 python -m bench.decode experts --quantization fp8 --json
+    run experts-budget 100 python -m bench.decode "${mixture[@]}" --dtype bf16 --budget --batch 1,8,64 --json
+    table mixtral-8x7b
+    run experts-mixtral 120 python -m bench.decode --shape mixtral-8x7b --dtype bf16 --quantization fp8 \
+        --kv-dtype fp8 --batch 1,8,32,64,128 --json
+fi
+if wants experts-more; then
+    run experts-mixed 90 python -m bench.decode "${mixture[@]}" --dtype bf16 --batch 32 --mixed 512,2048 --json
+    run experts-drafts 120 python -m bench.decode "${mixture[@]}" --dtype bf16 --rows-per-slot 1,4 --batch 1,8,32 --json
+    # Workers refuse a mixture on a GPU while MIXTURES_ON_GPUS in startup/model_loader.py is False.
+    run experts-served 300 python -m bench.cluster gpu --topology both "${mixture[@]}" --streams 1,16,64 \
+        --prompts 1024 --up --log-level --up info --json
 fi
 # Folder by folder, so that each has a summary with what failed; those that start clusters run few at a time.
 if wants tests; then

@@ -42,7 +42,9 @@ def decoded_logits(
     shuffled = torch.randperm(batch * width, generator=torch.Generator().manual_seed(1))
     table = (1 + shuffled).view(batch, width).int().to(device)
     options = PassOptions.of(model, exact=exact)
-    step = DecodePass(model, cache, tuple(table for _ in layout.groups), batch, options)
+    row_count = torch.tensor([batch], device=device)
+    tables = tuple(table for _ in layout.groups)
+    step = DecodePass(model, cache, tables, batch, options, row_count=row_count)
     step.inputs.slot.copy_(torch.arange(batch))
     out = torch.empty(batch, length, config.vocab_size)
     for position in range(length):

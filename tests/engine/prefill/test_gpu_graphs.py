@@ -29,7 +29,7 @@ def twins(folder: Path, family: str, lengths: tuple[int, ...], rule: LibraryRule
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["llama", "windows"])
+@pytest.mark.parametrize("family", ["llama", "windows", "mixture"])
 def test_every_number_of_rows(tmp_path: Path, family: str) -> None:
     draw = random.Random(7)
     with torch.inference_mode():

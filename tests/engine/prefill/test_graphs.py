@@ -34,7 +34,9 @@ def twins(folder: Path, family: str = "llama", **options: Any) -> GraphTwins:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "biases and a tied head", "query and key norm", "windows"])
+@pytest.mark.parametrize(
+    "family", ["llama", "biases and a tied head", "query and key norm", "windows", "mixture"]
+)
 def test_a_graph_is_what_it_would_launch(tmp_path: Path, family: str) -> None:
     made = twins(tmp_path, family, layers=2 if family == "windows" else 1)
     made.check([(0, 0, 60), (1, 0, 3)])
