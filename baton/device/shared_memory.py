@@ -11,6 +11,9 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +23,13 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedMemory:
-    """A mapped memfd of `size` bytes, freed with its last user. `fd` can be inherited."""
+    """A mapped memfd of `size` bytes, freed with its last user. `fd` can be inherited; it is closed with this
+    object where `create` has made it."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
         self.size = size
+        self._close_descriptor: Callable[[], object] = partial(os.close, fd)
         self._map = mmap.mmap(fd, size)
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
 
@@ -34,7 +39,11 @@ class SharedMemory:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        return cls(fd, size)
+        memory = cls(fd, size)
+        closing = weakref.finalize(memory, os.close, fd)
+        closing.atexit = False  # the process's end closes it, after the last thread that uses it
+        memory._close_descriptor = closing
+        return memory
 
     @classmethod
     def attach(cls, fd: int) -> SharedMemory:
@@ -53,7 +62,7 @@ class SharedMemory:
     def drop_descriptor(self) -> None:
         """Closes the descriptor, so that it cannot be passed on; the mapping stays. Idempotent."""
         if self.fd >= 0:
-            os.close(self.fd)
+            self._close_descriptor()
         self.fd = -1
 
     def keep_from_children(self) -> None:
