@@ -106,7 +106,7 @@ struct Ranks {
   u32 nodes;  // of a step
 };
 
-constexpr int RECORD_WORDS = 4;  // step, node, nanoseconds waited, 1
+constexpr int RECORD_WORDS = 5;  // step, node, nanoseconds waited, the epoch that the other rank has reached, 1
 
 __device__ __forceinline__ u64* flag_at(char* arena, int rank) { return (u64*)(arena + FLAGS_AT + rank * LINE); }
 __device__ __forceinline__ u64* error_at(char* arena) { return (u64*)(arena + ERROR_AT); }
@@ -133,7 +133,8 @@ __device__ __forceinline__ void fail(const Ranks& ranks, const Node& node, int p
   store(record, node.step);
   store(record + 1, (u64)node.number);
   store(record + 2, waited_ns);
-  release(record + 3, 1);
+  store(record + 3, acquire(flag_at(ranks.arenas[ranks.rank], peer)));
+  release(record + 4, 1);
 #pragma unroll
   for (int rank = 0; rank < RANKS; ++rank) release(error_at(ranks.arenas[rank]), 1);
 }

@@ -69,7 +69,9 @@ class RankDevice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTimeout:
-    """A wait that ended at its deadline. `layer`: None where a step begins or ends."""
+    """A wait that ended at its deadline. `layer`: None where a step begins or ends. `peer_step`, `peer_node`:
+    of the last node of which `peer` had told `rank`: the first rank tells of begins and sums, others of sums
+    and, the first one, of ends."""
 
     rank: int
     peer: int
@@ -77,6 +79,8 @@ class ExchangeTimeout:
     node: int
     layer: int | None
     waited_s: float
+    peer_step: int
+    peer_node: int
 
 
 class ExchangeTimeoutError(RuntimeError):
@@ -86,7 +90,8 @@ class ExchangeTimeoutError(RuntimeError):
         place = "of no layer" if timeout.layer is None else f"of layer {timeout.layer}"
         super().__init__(
             f"device {timeout.rank} waited {timeout.waited_s:.1f} s for device {timeout.peer}"
-            f" at node {timeout.node} {place} in step {timeout.step}"
+            f" at node {timeout.node} {place} in step {timeout.step},"
+            f" which was last at node {timeout.peer_node} in step {timeout.peer_step}"
         )
         self.timeout = timeout
 
@@ -234,10 +239,11 @@ class Exchange:
         if not self._records[..., -1].any():
             return found
         for rank, peers in enumerate(self._records):
-            for peer, (step, node, waited_ns, noted) in enumerate(peers.tolist()):
+            for peer, (step, node, waited_ns, reached, noted) in enumerate(peers.tolist()):
                 if noted:
                     layer = (node - 1) // 2 if 1 <= node <= self.shape.sums else None
-                    found.append(ExchangeTimeout(rank, peer, step, node, layer, waited_ns / 1e9))
+                    last = divmod(reached, self.shape.nodes)
+                    found.append(ExchangeTimeout(rank, peer, step, node, layer, waited_ns / 1e9, *last))
         return sorted(found, key=lambda one: (one.step, one.node))
 
     def check(self) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 MOST_RANKS = 8
 STEPS_AT, SOLO_AT, ERROR_AT = 0, 8, 128
-RECORD_WORDS = 4
+RECORD_WORDS = 5
 # Two would do between nodes that begin when the one before has ended; one more for launches that overlap.
 GENERATIONS = 3
 _FLAGS_AT, _LINE = 256, 128

@@ -145,6 +145,8 @@ def test_a_rank_that_is_late_at_any_launch_of_a_step(ranks: int, ns: int) -> Non
             assert outcomes[2] is None
             timeout = steps.exchange.timeouts()[0]
             assert (timeout.peer, timeout.step) in {(rank, 2), (rank, 3)}
+            ended = 1, steps.exchange.shape.last_node - 1
+            assert ended <= (timeout.peer_step, timeout.peer_node) < (timeout.step, timeout.node)
             assert timeout.waited_s > DEADLINE_NS / 1e9
             # One deadline for all waits that follow, and what the clock jumps by.
             assert steps.worker.clock_ns - began < 2 * DEADLINE_NS
@@ -249,9 +251,8 @@ def test_nothing_makes_a_failed_exchange_whole_again() -> None:
     steps.step([1])
     assert steps.run() == 0
     assert steps.outcomes() == [None] * 3
-    with pytest.raises(
-        ExchangeTimeoutError, match=r"device 0 waited 2\.\d s for device 1 at node 1 of layer 0"
-    ):
+    waited = r"device 0 waited 2\.\d s for device 1 at node 1 of layer 0 in step 1"
+    with pytest.raises(ExchangeTimeoutError, match=f"{waited}, which was last at node 0 in step 0"):
         steps.exchange.check()
 
 

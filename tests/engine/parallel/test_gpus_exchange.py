@@ -178,6 +178,8 @@ def test_a_device_that_never_comes(present: int) -> None:
     timeout = steps.exchange.timeouts()[0]
     assert (timeout.rank, timeout.peer) == (present, 1 - present)
     assert timeout.node == (1 if present == 0 else 0)
+    # The first device tells at a step's begin and sums, others at its sums and end.
+    assert (timeout.peer_step, timeout.peer_node) == (timeout.step - 1, 9 - present)
     with pytest.raises(ExchangeTimeoutError):
         steps.exchange.check()
     for _ in range(5):

@@ -102,7 +102,9 @@ class TurnGroup:
 
     def check(self) -> None:
         if not int(self.whole):
-            raise ExchangeTimeoutError(ExchangeTimeout(0, 1, self.steps, 1, 0, self.deadline_s))
+            raise ExchangeTimeoutError(
+                ExchangeTimeout(0, 1, self.steps, 1, 0, self.deadline_s, self.steps, 0)
+            )
 
 
 def _make_all(launches: Launches) -> None:

@@ -115,7 +115,9 @@ def test_a_device_that_hangs_ends_the_engine(stepped: SteppedEngine, monkeypatch
 def test_a_device_that_waited_for_another_in_vain_ends_the_engine(
     stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timeout = ExchangeTimeoutError(ExchangeTimeout(1, 0, step=7, node=4, layer=1, waited_s=2.0))
+    timeout = ExchangeTimeoutError(
+        ExchangeTimeout(1, 0, 7, 4, layer=1, waited_s=2.0, peer_step=7, peer_node=3)
+    )
 
     def waited(loop: DecodeLoop) -> bool:
         raise timeout
