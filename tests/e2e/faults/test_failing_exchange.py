@@ -167,6 +167,31 @@ async def test_ranks_of_a_cpu(model: Path) -> None:
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("fault", [NEVER, LATE])
+async def test_prompts_on_ranks_of_a_cpu(model: Path, fault: signal.Signals) -> None:
+    """The only prefill worker ends while it computes a prompt, and gives no token of it; it is started again,
+    and gives them then."""
+    program = own_engine.program(failing_exchange.__name__)
+    flags = ("--prefill-tensor-parallel", "2", "--slots", "2", "--dtype", "float32", "--numerics", "fast")
+    with baton_up(model, *flags, program=program, every_gpu=True) as cluster:
+        engine_pid = (await cluster.reports())["prefill-0"].engine_pid
+        async with cluster.stub() as stub:
+            for fails in (False, True):
+                if fails:
+                    os.kill(engine_pid, fault)
+                streams = asked(2, seed=f"prompts {fails}")
+                await asyncio.gather(*(stream.run(stub, 6) for stream in streams))
+                right(model, streams)
+                before, engine_pid = engine_pid, (await cluster.reports())["prefill-0"].engine_pid
+                assert (engine_pid != before) == fails
+        log = cluster.log.read_text()
+    assert log.count("exchange_timeout") == 1
+    assert "engine_failed" not in log
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.usefixtures("no_gpu")
 async def test_the_supervisor_counts(model: Path) -> None:
     """The only decode worker ends, and is started again: its stream goes on there."""
     program = own_engine.program(failing_exchange.__name__)

@@ -69,24 +69,52 @@ def _on_a_cpu() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     from baton.engine.decode.slot_state import SlotState
     from baton.engine.model.modules import Model
+    from services.common.config.worker import WorkerConfig
     from services.worker.engine import assembly as module
+    from services.worker.engine.startup import prefill_setup as setup_module
+    from services.worker.engine.startup.model_loader import LoadedModel
     from tests.engine.parallel.host.turn_group import HostGroup
     from tests.support.triton_interpreter import make_launches_cheap
 
     assembly: Any = module
-    decode_loop = assembly.decode_loop
+    prefill_setup: Any = setup_module
+    decode_loop, prompt_pass = assembly.decode_loop, prefill_setup.prompt_pass
+    prefill_steps = assembly.prefill_steps
 
-    def make(ranks: Sequence[Model], cache: Any, state: SlotState, *arguments: Any, **options: Any) -> Any:
-        if len(ranks) == 1 or not options["serves"]:
-            return decode_loop(ranks, cache, state, *arguments, **options)
-        make_launches_cheap()
-        group, beat = HostGroup(ranks, state.shape.rows), options["before_step"]
-
+    def fails_when_told(group: HostGroup) -> HostGroup:
         def on_signal(number: int, frame: object) -> None:
             group.late, group.never = (1, 1), number == NEVER
 
         for number in (NEVER, LATE):
             signal.signal(number, on_signal)
+        return group
+
+    def group_of_prompts(config: WorkerConfig, model: LoadedModel, shape: Any, *, mixes: bool) -> Any:
+        if len(model.ranks) == 1 or config.role != "prefill":
+            return None
+        from baton.engine.prefill.attention import product_rows
+        from baton.engine.prefill.group_pass import GroupPass
+
+        make_launches_cheap()
+        for name in ("warm", "measure_products", "measure_step_times"):
+            setattr(GroupPass, name, lambda made: None)
+        return fails_when_told(HostGroup(model.ranks, shape.rows, product_rows(model.chunk_tokens)))
+
+    def steps_of_prompts(*arguments: Any, **options: Any) -> Any:
+        if options["group"] is not None:
+            beat = options["before_step"]
+            options["before_step"] = lambda expected_s: beat(max(expected_s, _INTERPRETED_STEP_S))
+        return prefill_steps(*arguments, **options)
+
+    def prompts(*arguments: Any, **options: Any) -> Any:
+        by_kernels = {"interpreted": True, "graphs": False} if options["group"] is not None else {}
+        return prompt_pass(*arguments, **options | by_kernels)
+
+    def make(ranks: Sequence[Model], cache: Any, state: SlotState, *arguments: Any, **options: Any) -> Any:
+        if len(ranks) == 1 or not options["serves"]:
+            return decode_loop(ranks, cache, state, *arguments, **options)
+        make_launches_cheap()
+        group, beat = fails_when_told(HostGroup(ranks, state.shape.rows)), options["before_step"]
         options |= {"interpreted": True, "group": group}
         loop = decode_loop(ranks, cache, state, *arguments, **options)
         launch = loop.launch
@@ -98,4 +126,5 @@ def _on_a_cpu() -> None:
         loop.launch = launch_slowly
         return loop
 
-    assembly.decode_loop = make
+    assembly.decode_loop, assembly.device_group = make, group_of_prompts
+    assembly.prefill_steps, prefill_setup.prompt_pass = steps_of_prompts, prompts
