@@ -1,14 +1,15 @@
 """Compiles the kernels of decode steps for a GPU that this machine lacks, and says what they take.
 
-    PYTHONPATH=. python tools/compile_kernels.py [--capability 90] [--shapes 8B,wide,...] [--attention]
-    [--json]
+    PYTHONPATH=. python tools/compile_kernels.py [--capability 90] [--shapes 8B,wide,...]
+        [--attention | --experts] [--json]
 
 Triton and ptxas need no GPU. A step of one layer is launched on a CPU, with each launch compiled in place of
 run: with drafts and without, both samplers, in bfloat16 and with a cache in fp8; and attention of several
-rows in each tuning that a worker of 132 multiprocessors chooses. One line a kernel: registers, bytes of
-spilled registers and of shared memory. Exit status 1 where one does not compile, or takes more shared memory
-than a multiprocessor has. With `--attention` attention alone, which takes a few seconds a kernel, the others
-some minutes together.
+rows in each tuning that a worker of 132 multiprocessors chooses; and the mixture of a layer in each format,
+with the tiles of decode steps and of prompts. One line a kernel: registers, bytes of spilled registers and of
+shared memory. Exit status 1 where one does not compile, or takes more shared memory than a multiprocessor
+has. With `--attention` attention alone, which takes a few seconds a kernel, with `--experts` the mixture
+alone, half a minute; the others take some minutes together.
 """
 
 from __future__ import annotations
@@ -34,13 +35,18 @@ from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.executor.decode_factory import decode_loop
 from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
+from baton.engine.forward.layers.experts import ExpertsSpace, run_experts
 from baton.engine.kernels.gpu.attention.items import AttentionTuning, Heads, Items, rows_per_item
 from baton.engine.kernels.gpu.attention.slot_attention import slot_attention
 from baton.engine.kernels.gpu.attention.split_attention import split_attention
 from baton.engine.kernels.gpu.attention.write_kv import write_kv
+from baton.engine.kernels.weight_format import FORMATS, WeightFormat
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config
+from baton.engine.model.layers.experts import ExpertsMlp
 from baton.engine.model.modules import Model, Precision
+from baton.engine.model.weight_formats import weight_formats
+from baton.engine.model.weight_places import weight_places
 from baton.engine.model.weights import random_weights
 from baton.engine.shared_memory.layout import SharedRings
 
@@ -178,6 +184,29 @@ def compile_steps(compiler: Compiler, cache_dtype: str) -> None:
         graphs.samples()
 
 
+def compile_experts(compiler: Compiler) -> None:
+    """Compiles a mixture of Qwen3-30B-A3B's widths and of Mixtral's, with fewer experts, in each format that
+    experts have and in float32, for decode steps and for prompts."""
+    cpu, formats = torch.device("cpu"), [None, FORMATS["fp8"], WeightFormat("fp8", 128, 128), FORMATS["int4"]]
+    for name, sizes in _MIXTURES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps({**_CONFIG, **sizes}))
+            config = load_config(Path(folder))
+        for dtype, form in [(torch.float32, None), *((torch.bfloat16, form) for form in formats)]:
+            keys = weight_formats(config, "fp8") if form is not None else {}
+            mine = {key: form for key in keys if ".experts." in key and form is not None}
+            layout = config.layout(64, str(dtype).removeprefix("torch."))
+            weights = weight_places(config, cpu, dtype, mine)
+            model = Model(config, weights, layout, "cpu", Precision.of(dtype))
+            mixture = model.layers[0].mlp
+            assert isinstance(mixture, ExpertsMlp)
+            for rows in (8, 512):
+                space = ExpertsSpace.of(model, rows)
+                assert space is not None
+                compiler.of = f"{name}, {dtype if form is None else form.name}, passes of {rows} rows"
+                run_experts(space, mixture, torch.zeros(rows, config.hidden_size, dtype=dtype))
+
+
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -193,6 +222,16 @@ _CONFIG = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
+_MIXTURES = {
+    "Qwen3-30B-A3B": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
+        "moe_intermediate_size": 768, "num_experts": 16, "num_experts_per_tok": 8,
+    },
+    "Mixtral-8x7B": {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096,
+        "intermediate_size": 1792, "num_local_experts": 8, "num_experts_per_tok": 2,
+    },
+}  # fmt: skip
 
 
 def too_large(found: Iterable[Compiled]) -> list[str]:
@@ -205,12 +244,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compiles kernels without a GPU.")
     parser.add_argument("--capability", type=int, default=90, help="of the GPU (default 90: Hopper)")
     parser.add_argument("--shapes", default=",".join(attention_heads()), help="of heads (default: all)")
-    parser.add_argument("--attention", action="store_true", help="attention alone")
+    alone = parser.add_mutually_exclusive_group()
+    alone.add_argument("--attention", action="store_true", help="attention alone")
+    alone.add_argument("--experts", action="store_true", help="a mixture of experts alone")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     compiler = Compiler(arguments.capability)
-    compile_attention(compiler, arguments.shapes.split(","))
+    if not arguments.experts:
+        compile_attention(compiler, arguments.shapes.split(","))
     if not arguments.attention:
+        compile_experts(compiler)
+    if not arguments.attention and not arguments.experts:
         for dtype in ("bfloat16", "float8_e4m3fn"):
             compile_steps(compiler, dtype)
     for one in compiler.found.values():

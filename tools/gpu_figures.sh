@@ -58,11 +58,12 @@ if wants steps; then
     done
 fi
 if wants experts-exact; then
-    # Tests that run anywhere are of a GPU's kernels where there is one.
+    # These files' tests use a GPU where there is one.
     run experts-kernels 150 bash -c 'test_here -n 8 --dist load tests/engine/kernels/gpu/experts \
         tests/engine/executor/test_mixture_steps.py'
     run experts-passes 240 bash -c 'test_here -n 8 --dist load -k "moe or mixture" tests/engine/decode/test_gpu_pass.py \
-        tests/engine/prefill'
+        tests/engine/prefill/test_gpu_pass.py tests/engine/prefill/test_gpu_numerics.py \
+        tests/engine/prefill/test_gpu_graphs.py'
     run experts-tokens 240 bash -c 'test_on_gpu -n 8 --dist load -s -k "moe or mixtral" tests/engine/test_gpu_tokens.py \
         tests/engine/decode/test_gpu_logits.py'
 fi

@@ -119,7 +119,7 @@ def tunings() -> list[GroupedTuning]:
 
     return [
         GroupedTuning(columns, width, stages, warps)
-        for columns, width, stages, warps in product((16, 32, 64, 128), (64, 128), (2, 3, 4), (4, 8))
+        for columns, width, stages, warps in product((16, 32, 64, 128), (64, 128, 256), (2, 3, 4), (4, 8))
     ]
 
 

@@ -7,18 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 TOOL = Path(__file__).parents[4] / "tools" / "compile_kernels.py"
 
 
-@pytest.mark.slow
-def test_attention_of_several_rows_compiles_for_hopper() -> None:
-    """And leaves room for the programs that its tuning counts on."""
+def compiled(*options: str) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, TOOL, "--attention", "--shapes", "8B,wide", "--json"],
+        [sys.executable, TOOL, *options, "--json"],
         env=environment | {"PYTHONPATH": str(TOOL.parents[1])},
         capture_output=True,
         text=True,
@@ -26,7 +25,22 @@ def test_attention_of_several_rows_compiles_for_hopper() -> None:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    found = [json.loads(line) for line in run.stdout.splitlines()]
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_experts_compile_for_hopper() -> None:
+    """In half precision without spilled registers: their tiles are chosen for that."""
+    found = compiled("--experts")
+    assert {one["name"] for one in found} == {"_route", "_align", "_grouped", "_grouped_codes", "_combine"}
+    spilled = [one for one in found if one["spilled"]]
+    assert all("float32" in one["of"] for one in spilled), spilled
+
+
+@pytest.mark.slow
+def test_attention_of_several_rows_compiles_for_hopper() -> None:
+    """And leaves room for the programs that its tuning counts on."""
+    found = compiled("--attention", "--shapes", "8B,wide")
     rows = [one for one in found if one["name"] == "_slot_attention"]
     assert {tuple(one["of"].split(", ")[:2]) for one in rows} == {
         (shape, cache) for shape in ("8B", "wide") for cache in ("bf16", "codes", "fp32")
