@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -25,8 +25,8 @@ class CudaNccl:
     """Makes channels. RuntimeError where there is no NCCL."""
 
     def __init__(self, device: torch.device, launching: AbstractContextManager[object] | None = None) -> None:
-        """`launching`: see `NcclChannel`."""
-        self._launching = launching
+        """`launching`: see `NcclChannel`; held while device memory is allocated, too."""
+        self._launching = launching or nullcontext()
         self._device = int(device.index or 0)
         self._nccl = Nccl()
         # Idle buffers in device memory; never freed, since cudaFree waits for all work on the device.
@@ -57,7 +57,8 @@ class CudaNccl:
     ) -> None:
         """Moves a few bytes from rank 0 to rank 1. If the peer stops meanwhile the buffer is leaked: NCCL may
         access it at any later time."""
-        probe = self._probes.pop() if self._probes else cuda_runtime().allocate(_PROBE_BYTES)
+        with self._launching:
+            probe = self._probes.pop() if self._probes else cuda_runtime().allocate(_PROBE_BYTES)
         move = communicator.send if rank == 0 else communicator.receive
         move(probe, _PROBE_BYTES, 1 - rank, stream.handle)
         moved = stream.record_event()
