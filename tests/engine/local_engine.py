@@ -309,12 +309,14 @@ class LocalEngine:
 
     def compute(self) -> list[ChunkResult]:
         """Runs prefill steps until there is nothing left to compute, and waits for all of them. Raises
-        ExchangeTimeoutError where a device has waited for another in vain, as `run` does."""
+        ExchangeTimeoutError where a device has waited for another in vain, as `run` does, unless prompts are
+        computed on one device."""
         results = []
         while (step := self.executor.step_prompts()) is not None or self.prefill.under_way:
             self.mixed_steps += step is not None and step.plan.is_mixed
             results += take(self.executor)
-            self._check_exchange()
+            if self._handed_over is None:
+                self._check_exchange()
         return results
 
     def _admit(self, start: Start, sequence: Sequence, last: ChunkResult) -> tuple[int, int]:
