@@ -1,15 +1,16 @@
 """Products of a mixture's experts by every tuning: what `GroupedTuning.of` should choose, for a layer's rows.
 
     python -m bench.decode experts [--shape qwen3-30b-a3b] [--dtype bf16] [--quantization fp8|int4]
-        [--rows 1,8,32,64,128,256,1024,8192] [--json]
+        [--rows 1,4,8,32,64,128,256,1024,8192] [--json]
 
 Each row draws its experts uniformly. A line a number of rows and product (`gate_up` with its
 gate, `down`): microseconds by a worker's tuning (`us`) and by the best one, `tb_s` and `tflop_s` of the
 former, and `library_us`, which `torch._grouped_mm` takes for the product alone, of rows that are sorted by
 expert already. Several draws of experts are launched in turn, so that weights are not in the GPU's cache.
 
-Then a line a product and tile of rows: the tunings with the smallest `over_best`, the geometric mean, over
-those numbers of rows, of a tuning's time over the best one's.
+Then a line a product and tile of rows, for `own` tiles, of an entry each, and for others: the tunings with
+the smallest `over_best`, the geometric mean, over those numbers of rows, of a tuning's time over the best
+one's: columns, width, stages, warps, and that mean.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def main() -> None:
     mixtures = sorted(name for name, shape in SHAPES.items() if shape.experts)
     parser.add_argument("--shape", default="qwen3-30b-a3b", choices=mixtures)
     add_precision_options(parser, kv=False)
-    rows = [1, 8, 32, 64, 128, 256, 1024, 8192]
+    rows = [1, 4, 8, 32, 64, 128, 256, 1024, 8192]
     parser.add_argument("--rows", type=numbers, default=rows, metavar="N,N", help="of a step")
     parser.add_argument("--json", action="store_true", help="one object a line")
     arguments = parser.parse_args()
@@ -67,13 +68,14 @@ def _lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         _compile_all(shape, name, precision, arguments.rows)
         layer = Experts(shape, name, precision, "cuda")
         gc.freeze()  # each capture looks at all that is not
-        times: dict[int, list[Times]] = {}
+        times: dict[tuple[int, bool], list[Times]] = {}
         for rows in arguments.rows:
             found, mine = layer.measure(rows)
-            times.setdefault(found["tile_rows"], []).append(mine)
+            times.setdefault((found["tile_rows"], found["own"]), []).append(mine)
             yield of_all | found
-        for tile_rows, each in times.items():
-            yield of_all | {"product": name, "tile_rows": tile_rows, "over_best": best_of_all(each)}
+        for (tile_rows, own), each in times.items():
+            kind = {"product": name, "tile_rows": tile_rows, "own": own}
+            yield of_all | kind | {"over_best": best_of_all(each)}
 
 
 def best_of_all(times: Sequence[Times]) -> list[list[float]]:
@@ -189,24 +191,30 @@ class Experts:
         us, read = times[chosen], sum(draw.taken for draw in draws) / len(draws) * self.nbytes
         operations = 2 * rows * self.top_k * self.elements
         found = {
-            "product": self.name, "rows": rows, "tile_rows": first.tiles.tile_rows,
+            "product": self.name, "rows": rows, "tile_rows": first.tiles.tile_rows, "own": self.own(rows),
             "us": round(us, 2), "tb_s": round(read / us / 1e6, 3), "tflop_s": round(operations / us / 1e6, 1),
             **asdict(chosen), "best_us": round(times[best], 2), "best": asdict(best),
             "library_us": self._library_us(rows, draws, microseconds),
         }  # fmt: skip
         return found, times
 
+    def own(self, rows: int) -> bool:
+        """True if in a step of `rows` rows each entry is a tile by itself."""
+        from baton.engine.kernels.expert_tiles import own_tile_rows
+
+        return rows <= own_tile_rows(self.top_k, self.experts)
+
     def draw(self, rows: int) -> Draw:
         """Experts of each row, each drawn uniformly, and their tiles."""
         import torch
 
-        from baton.engine.kernels.expert_tiles import own_tile_rows, rows_of_tile
+        from baton.engine.kernels.expert_tiles import rows_of_tile
         from baton.engine.kernels.gpu.experts.align_rows import EntryTiles, Tiles, align_rows
 
         ids = torch.rand(rows, self.experts).topk(self.top_k, 1).indices.int()
         counts = torch.bincount(ids.flatten(), minlength=self.experts)
         there = ids.to(self.device)
-        if rows <= own_tile_rows(self.top_k, self.experts):
+        if self.own(rows):
             tiles = EntryTiles.empty(rows, self.top_k, self.device).of(there)
         else:
             tiles = Tiles.empty(rows, self.top_k, self.experts, self.device, rows_of_tile(rows))
