@@ -66,6 +66,7 @@ if wants experts-exact; then
         tests/engine/prefill/test_gpu_graphs.py'
     run experts-tokens 240 bash -c 'test_on_gpu -n 8 --dist load -s -k "moe or mixtral" tests/engine/test_gpu_tokens.py \
         tests/engine/decode/test_gpu_logits.py'
+    run experts-memory 90 bash -c 'test_on_gpu -s tests/engine/model/test_mixture_memory.py'
 fi
 # table SHAPE: products of attention and head that the tables lack, in bf16 and in fp8; OUT gets the tables as well.
 table() {
