@@ -13,6 +13,7 @@ from typing import get_args
 import pytest
 
 from services.common.config.settings_tree.listing import settings_of
+from services.common.config.settings_tree.views import UP
 from services.common.config.types import Audience
 from tools import fields_page, settings_page
 from tools.metrics_page import FAMILIES, PAGE, with_tables
@@ -116,6 +117,12 @@ def test_every_setting_is_declared_with_what_its_reader_needs() -> None:
         assert f"\n| `{one.path}` |" in page, one.path
     assert len([one for one in public if one.who == "everyone"]) == 12
     assert len({one.key for one in public if one.flag}) == len([one for one in public if one.flag])
+
+
+def test_baton_up_has_few_settings() -> None:
+    """As `tools/count_settings.py` counts them: flags of one role are no settings of their own."""
+    paths = [one.path for one in UP.settings if one.fixed is None and not one.is_section]
+    assert len([path for path in paths if not path.startswith("engine_of_role.")]) <= 90
 
 
 def test_what_is_no_setting_has_a_reason() -> None:

@@ -64,6 +64,8 @@ def test_a_cycle_is_found() -> None:
 def test_folders_are_small() -> None:
     for folder, files in folders_of([*PACKAGES, *UNPACKAGED]):
         assert len(files) <= 15, f"{folder} has {len(files)} files"
+    for folder, files in folders_of(["tests"]):
+        assert len(files) <= 30, f"{folder} has {len(files)} files"
 
 
 def test_files_are_short() -> None:

@@ -22,9 +22,9 @@ from tests.deploy.chart import (
     render,
     values_of,
 )
-from tests.deploy.test_combinations import SEEDS, drawn_values
-from tests.deploy.test_documented_values import values_on_page
-from tests.deploy.wrong_values import REFUSED_BY_CHART, REFUSED_BY_SCHEMA
+from tests.deploy.values.test_combinations import SEEDS, drawn_values
+from tests.deploy.values.test_documented_values import values_on_page
+from tests.deploy.values.wrong_values import REFUSED_BY_CHART, REFUSED_BY_SCHEMA
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -20,7 +20,7 @@ from baton.engine.shared_memory.output_ring import Finish
 from services.worker.engine.decode import block_allocation
 from tests.engine.crowd import Answer, Crowd, Request
 from tests.engine.local_engine import CONFIG, LocalEngine
-from tests.support.random_sampling import random_features, random_limits, random_params
+from tests.support.sampling.random_sampling import random_features, random_limits, random_params
 
 VOCAB = int(CONFIG["vocab_size"])
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from baton.client import AsyncClient, BatonError, Client, ErrorKind, FieldError, FinishReason, Message, Usage
 from tests.e2e.support.cluster import MODEL, Cluster, assert_all_free
 from tests.support.checkpoints import ASSISTANT_ID, BEGIN_ID, END_ID, USER_ID, VOCAB_SIZE
-from tests.support.naive_sampler import naive_logprobs
 from tests.support.reference import load_reference, raw_logits, reference_greedy
+from tests.support.sampling.naive_sampler import naive_logprobs
 from tests.support.text_truth import TextTruth
 
 COUNT = 12

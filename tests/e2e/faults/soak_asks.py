@@ -12,7 +12,7 @@ from baton.engine.sequence import SamplingParams
 from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from tests.e2e.support.cluster import MODEL
 from tests.support.checkpoints import VOCAB_SIZE
-from tests.support.random_sampling import random_params
+from tests.support.sampling.random_sampling import random_params
 
 # Longer than any answer takes where nothing is broken: a client that still waits then was forgotten.
 LIMIT_S = 90.0

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from baton.engine.sequence import Limits
 from tests.e2e.faults.soak_asks import Ask
 from tests.e2e.faults.soak_clients import Outcome, Output
-from tests.support.naive_sampler import naive_logprobs, naive_token
 from tests.support.reference import load_reference, raw_logits
+from tests.support.sampling.naive_sampler import naive_logprobs, naive_token
 
 # The wire's logprobs are float32.
 _CLOSE = 1e-5

@@ -10,7 +10,7 @@ from typing import Any
 
 from baton.engine.sequence import Limits, SamplingParams
 from tests.support.checkpoints import END_ID, VOCAB_SIZE
-from tests.support.random_sampling import FEATURES, as_float32, random_params
+from tests.support.sampling.random_sampling import FEATURES, as_float32, random_params
 from tests.support.text_truth import Ends, TextTruth
 
 # What a request may ask beside what its draws depend on.

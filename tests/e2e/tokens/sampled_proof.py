@@ -16,7 +16,7 @@ from tests.e2e.support.cluster import Cluster
 from tests.e2e.tokens.sampled_answers import Answer, Api, GrpcApi, OpenAIApi, Reported
 from tests.e2e.tokens.sampled_asks import Ask
 from tests.support.reference import load_reference, raw_logits
-from tests.support.sampler_truth import Output, logprob_error, wrong_tokens
+from tests.support.sampling.sampler_truth import Output, logprob_error, wrong_tokens
 from tests.support.text_truth import Ended, TextTruth
 
 

@@ -22,9 +22,9 @@ from tests.e2e.tokens.sampled_answers import Answer
 from tests.e2e.tokens.sampled_asks import EVERY, EXTREMES, Ask, features_of, random_ask
 from tests.e2e.tokens.sampled_proof import Figures, Judge, ask_alone, ask_both_apis
 from tests.support.checkpoints import FAMILIES, MIXTURES, VOCAB_SIZE, Case
-from tests.support.naive_sampler import naive_edited
-from tests.support.perturbed_samplers import PERTURBED
-from tests.support.sampler_truth import Output, logprob_error, wrong_tokens
+from tests.support.sampling.naive_sampler import naive_edited
+from tests.support.sampling.perturbed_samplers import PERTURBED
+from tests.support.sampling.sampler_truth import Output, logprob_error, wrong_tokens
 
 AT_ONCE = 24
 COUNTS = (

@@ -19,8 +19,8 @@ from tests.e2e.support.cluster import Answer, Cluster, assert_all_free, baton_up
 from tests.e2e.support.completions import complete
 from tests.e2e.tokens.sampled_asks import Ask as SampledAsk
 from tests.support.checkpoints import FAMILIES, MIXTURES, VOCAB_SIZE, Case
-from tests.support.naive_sampler import naive_distribution, naive_edited
 from tests.support.reference import load_reference, raw_logits
+from tests.support.sampling.naive_sampler import naive_distribution, naive_edited
 
 if TYPE_CHECKING:
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub

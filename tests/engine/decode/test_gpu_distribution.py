@@ -29,8 +29,8 @@ from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.shared_memory.mailbox import Feature
 from tests.engine.crowd import Crowd, Request
 from tests.engine.local_engine import CONFIG, WEIGHTS_SEED, LocalEngine
-from tests.support.naive_sampler import naive_distribution, naive_edited
 from tests.support.reference import load_reference, raw_logits
+from tests.support.sampling.naive_sampler import naive_distribution, naive_edited
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCAB = int(CONFIG["vocab_size"])

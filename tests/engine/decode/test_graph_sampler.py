@@ -15,7 +15,13 @@ from torch import Tensor
 from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.shared_memory.mailbox import Feature
 from tests.engine.sampled_batch import Request, SampledBatch
-from tests.support.random_sampling import FEATURES, as_float32, random_features, random_limits, random_params
+from tests.support.sampling.random_sampling import (
+    FEATURES,
+    as_float32,
+    random_features,
+    random_limits,
+    random_params,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # One chunk and several, whole words of masks and not, whole quads and not.

@@ -13,7 +13,7 @@ from torch import Tensor
 from baton.engine.sequence import SamplingParams
 from tests.engine.decode.test_graph_sampler import check, random_logits, random_request
 from tests.engine.sampled_batch import Request, SampledBatch
-from tests.support.random_sampling import random_features
+from tests.support.sampling.random_sampling import random_features
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"

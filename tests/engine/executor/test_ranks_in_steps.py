@@ -10,7 +10,7 @@ import pytest
 
 from baton.engine.shared_memory.logprob_records import Logprobs
 from tests.engine.local_engine import LocalEngine, Start
-from tests.support.random_sampling import FEATURES, random_features, random_limits, random_params
+from tests.support.sampling.random_sampling import FEATURES, random_features, random_limits, random_params
 
 VOCAB, MOST = 97, 10
 SHAPE = {"num_attention_heads": 4, "num_key_value_heads": 4}

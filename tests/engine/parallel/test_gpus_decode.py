@@ -23,7 +23,7 @@ from tests.engine.model.quantization.packing import FORMATS
 from tests.engine.parallel.test_decode_on_ranks import CASES, DIVIDED, first_decoded
 from tests.support.checkpoints import FAMILIES
 from tests.support.gpu_sleep import sleep_on_stream
-from tests.support.random_sampling import random_params
+from tests.support.sampling.random_sampling import random_params
 
 pytestmark = pytest.mark.multigpu
 

@@ -29,8 +29,8 @@ from baton.engine.sampling.slot_sampler import TokenCounts
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.shared_memory.logprob_records import Logprobs
 from tests.engine.token_filters import filtered
-from tests.support.naive_sampler import naive_distribution, naive_edited, naive_logprobs, naive_token
-from tests.support.random_sampling import FEATURES, random_features, random_limits, random_params
+from tests.support.sampling.naive_sampler import naive_distribution, naive_edited, naive_logprobs, naive_token
+from tests.support.sampling.random_sampling import FEATURES, random_features, random_limits, random_params
 
 VOCAB = 41
 DRAWS = 20_000

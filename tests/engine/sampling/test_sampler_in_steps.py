@@ -19,9 +19,9 @@ from baton.engine.shared_memory.logprob_records import Logprobs
 from baton.engine.shared_memory.output_ring import Finish
 from bench.engine_driver import finish
 from tests.engine.local_engine import CONFIG, WEIGHTS_SEED, LocalEngine
-from tests.support.naive_sampler import naive_logprobs, naive_token
-from tests.support.random_sampling import FEATURES, random_features, random_limits, random_params
 from tests.support.reference import load_reference, raw_logits
+from tests.support.sampling.naive_sampler import naive_logprobs, naive_token
+from tests.support.sampling.random_sampling import FEATURES, random_features, random_limits, random_params
 
 VOCAB = int(CONFIG["vocab_size"])
 MAX_TOKENS = 10

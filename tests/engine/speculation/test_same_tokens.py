@@ -28,7 +28,7 @@ from tests.engine.speculation.draft_crowd import DraftCrowd, Job, mask_of
 from tests.engine.speculation.script_table import ScriptTable
 from tests.engine.speculation.scripted import LOOKUP, PROPOSERS, VOCAB, ScriptedProposer, wrong
 from tests.engine.test_gpu_requests import check
-from tests.support.random_sampling import random_features, random_limits, random_params
+from tests.support.sampling.random_sampling import random_features, random_limits, random_params
 
 CONTEXT = 64
 # Every other layer has rows that see their last six tokens, so that drafts see one another and ever less of

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from baton.client import AsyncClient
 from tests.deploy.chart import values_of
-from tests.deploy.umbrella import make_umbrella, render_umbrella
+from tests.deploy.values.umbrella import make_umbrella, render_umbrella
 from tests.manifests.cluster import Cluster, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from baton.request_fields.field import Treatment
 from services.router.api.openapi import OPERATIONS, Operation, openapi_document
 from services.router.formats.field_table import TABLES
-from tests.router.api.test_refusals import REFUSED
+from tests.router.api.inputs.test_refusals import REFUSED
 from tests.router.conftest import MODEL, SiteMaker
 from tests.router.http_client import complete, events, http
 

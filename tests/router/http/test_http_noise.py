@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.router.api.test_answer_size import forget_peak, peak_bytes
+from tests.router.api.inputs.test_answer_size import forget_peak, peak_bytes
 from tests.router.conftest import SiteMaker, until
 from tests.router.http_client import complete, http
 from tests.router.raw_http import connect, get, post

@@ -25,7 +25,7 @@ from baton.v1.types_pb2 import LogitBias
 from services.router.request import sizes
 from services.router.tokenization import helper_processes, tokenizer_pool
 from services.router.tokenization.helper_processes import HelperProcess, helper_settings
-from tests.router.api.test_refusals import GRPC_REFUSED, REFUSED, code_of
+from tests.router.api.inputs.test_refusals import GRPC_REFUSED, REFUSED, code_of
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, until
 from tests.router.http_client import http
 from tests.router.test_process import config, fake_pair, ready, start

@@ -6,7 +6,7 @@ import torch
 
 from baton.engine.kernels.reference.philox import philox, random_words, seed_key
 from baton.engine.sampling.reference import gumbel
-from tests.support.philox_noise import KNOWN_ANSWERS, draw_noise, philox_words
+from tests.support.sampling.philox_noise import KNOWN_ANSWERS, draw_noise, philox_words
 
 
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)

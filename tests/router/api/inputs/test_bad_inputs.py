@@ -9,8 +9,8 @@ import json
 
 from baton.base.errors import ErrorKind, FieldError
 from baton.rpc.grpc_errors import from_status
-from tests.router.api.bad_inputs import CASES, CONTEXT, MIB, body, message
 from tests.router.api.both_apis import both_apis, kind_of
+from tests.router.api.inputs.bad_inputs import CASES, CONTEXT, MIB, body, message
 from tests.router.conftest import SiteMaker, ids_request
 
 _STATUS = {ErrorKind.INVALID: 400, ErrorKind.NOT_FOUND: 404}

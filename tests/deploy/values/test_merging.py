@@ -9,7 +9,7 @@ import pytest
 
 from tests.deploy.chart import CASES, Object, Rendered, Values, case, put, render, render_with, values_of
 from tests.deploy.kubernetes_schemas import NEWEST, errors_in
-from tests.deploy.merge_keys import repeated
+from tests.deploy.values.merge_keys import repeated
 
 ROLES = ("router", "workerGroup", "prefill", "decode", "redis", "supervisor", "ray.head")
 QUICK = ("default", "kuberay-production", "model-hub", "placement", "production")

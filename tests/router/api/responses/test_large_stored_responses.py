@@ -13,7 +13,14 @@ from services.common.config.router import ResponseStorage
 from services.router.formats.responses.body import ResponsesBody
 from services.router.formats.responses.conversation import stored_items
 from services.router.tokenization.helper_processes import HelperProcesses
-from tests.router.api.storing_routers import CALL, client_of, create, prompt_of, responses_of, storing
+from tests.router.api.responses.storing_routers import (
+    CALL,
+    client_of,
+    create,
+    prompt_of,
+    responses_of,
+    storing,
+)
 from tests.router.conftest import MODEL, SiteMaker
 from tests.router.http_client import http
 

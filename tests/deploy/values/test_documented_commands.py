@@ -20,7 +20,7 @@ from services.cli.parse import parse
 from tests.deploy import tools
 from tests.deploy.chart import CHART
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 # Words that a shell has before a command, or in its place.
 _SHELL = ("for", "done", "do")

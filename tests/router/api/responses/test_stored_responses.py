@@ -10,7 +10,14 @@ from baton.base.errors import BatonError
 from baton.state.embedded import EmbeddedServer
 from services.common.config.router import RouterConfig
 from services.router.observability.store import Store
-from tests.router.api.storing_routers import CALL, client_of, create, prompt_of, responses_of, storing
+from tests.router.api.responses.storing_routers import (
+    CALL,
+    client_of,
+    create,
+    prompt_of,
+    responses_of,
+    storing,
+)
 from tests.router.api.test_openapi import check
 from tests.router.conftest import MODEL, SiteMaker, until
 from tests.router.http_client import http

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from baton.engine.sequence import Limits, SamplingParams
-from tests.support.naive_sampler import naive_draw, naive_edited, naive_kept, naive_token
-from tests.support.sampler_truth import Sampler
+from tests.support.sampling.naive_sampler import naive_draw, naive_edited, naive_kept, naive_token
+from tests.support.sampling.sampler_truth import Sampler
 
 
 def _with(**changed: Any) -> Sampler:

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from baton.state.embedded import EmbeddedServer
-from tests.router.api.storing_routers import client_of, create, responses_of, storing
+from tests.router.api.responses.storing_routers import client_of, create, responses_of, storing
 from tests.router.auth.test_tenants import auth
 from tests.router.conftest import SiteMaker, until
 from tests.router.http_client import http

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.shared_memory.logprob_records import Logprobs
-from tests.support.naive_sampler import naive_logprobs, naive_token
+from tests.support.sampling.naive_sampler import naive_logprobs, naive_token
 
 # raw logits, parameters, limits, prompt, output so far → token
 Sampler = Callable[[Sequence[float], SamplingParams, Limits, Sequence[int], Sequence[int]], int]

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.common.config.tls import Auth
-from tests.router.api.test_error_metadata import GIVEN, KEY, check_named
+from tests.router.api.calls.test_error_metadata import GIVEN, KEY, check_named
 from tests.router.conftest import MODEL, Site, SiteMaker
 from tests.support.kept_spans import KeptSpans
 

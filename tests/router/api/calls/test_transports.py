@@ -14,8 +14,8 @@ import pytest
 
 from baton.base.errors import ErrorKind
 from services.common.config.tls import Auth
-from tests.router.api.bad_inputs import body, message
 from tests.router.api.both_apis import both_apis, kind_of
+from tests.router.api.inputs.bad_inputs import body, message
 from tests.router.conftest import SiteMaker, until
 
 KEY = "sk-of-a-caller"

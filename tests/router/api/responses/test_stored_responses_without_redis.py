@@ -14,7 +14,7 @@ from services.common.config.router import ResponseStorage
 from services.router.conversations import stored_responses
 from services.router.conversations.record import StoredResponse
 from services.router.conversations.stored_responses import StoredResponses
-from tests.router.api.storing_routers import client_of, create, responses_of, storing
+from tests.router.api.responses.storing_routers import client_of, create, responses_of, storing
 from tests.router.conftest import MODEL, SiteMaker, until
 from tests.router.http_client import http
 from tests.state.memory_responses import MemoryResponses

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from baton.engine.sequence import Limits, SamplingParams
-from tests.support.philox_noise import draw_noise
+from tests.support.sampling.philox_noise import draw_noise
 
 
 def naive_token(

@@ -14,7 +14,7 @@ import pytest
 
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import WorkerRole
-from tests.router.api.test_answer_size import forget_peak, peak_bytes
+from tests.router.api.inputs.test_answer_size import forget_peak, peak_bytes
 from tests.router.conftest import MODEL, ids_request
 from tests.router.fake_workers import FakeCluster, FakeWorker
 from tests.router.test_process import config, ready, start

@@ -11,7 +11,7 @@ from helm_python import HelmError
 
 from tests.deploy.chart import Values, put, render, values_of
 from tests.deploy.kubernetes_schemas import NEWEST, errors_in
-from tests.deploy.merge_keys import repeated
+from tests.deploy.values.merge_keys import repeated
 
 VERSIONS = ("1.28", "1.31", "1.36", NEWEST)
 _QUICK, SEEDS = 1, 30

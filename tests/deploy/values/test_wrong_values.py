@@ -8,7 +8,7 @@ import pytest
 from helm_python import HelmError
 
 from tests.deploy.chart import Values, case, put, render, values_of
-from tests.deploy.wrong_values import REFUSED_BY_CHART, REFUSED_BY_SCHEMA, REFUSED_BY_STRICT
+from tests.deploy.values.wrong_values import REFUSED_BY_CHART, REFUSED_BY_SCHEMA, REFUSED_BY_STRICT
 
 
 def test_there_are_enough_of_them() -> None:

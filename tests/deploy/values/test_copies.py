@@ -11,7 +11,7 @@ import pytest
 from helm_python import Chart, HelmError
 
 from tests.deploy.chart import CASES, CHART, Object, Rendered, Values, case, objects_in, put, values_of
-from tests.deploy.umbrella import make_umbrella, render_umbrella
+from tests.deploy.values.umbrella import make_umbrella, render_umbrella
 
 CPU: Values = {"engine": {"device": "cpu"}, "workerGroup": {"gpu": {"count": 0}}}
 # Names that YAML reads as something else than a text, where they are not quoted.

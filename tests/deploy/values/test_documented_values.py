@@ -11,10 +11,10 @@ import yaml
 
 from tests.deploy.chart import CHART, VERSION, Rendered, Values, at, case, render, values_of
 from tests.deploy.kubernetes_schemas import NEWEST, errors_in
-from tests.deploy.merge_keys import repeated
-from tests.deploy.umbrella import make_umbrella, render_umbrella
+from tests.deploy.values.merge_keys import repeated
+from tests.deploy.values.umbrella import make_umbrella, render_umbrella
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 PAGES = ("kubernetes.md", "sizing.md")
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 # Sections whose keys are Baton's own.
