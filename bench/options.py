@@ -34,7 +34,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     "decode": {
         "attention": "one layer's attention alone, also of several rows a sequence",
         "drafts": "finding drafts; tokens a step of known answers",
-        "experts": "products of a mixture's experts, by every tuning",
+        "experts": "kernels of a mixture of experts, by every tuning",
         "products": "matrix products by each kernel; completes the tables",
     },
     "goodput": {

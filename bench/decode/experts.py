@@ -1,4 +1,4 @@
-"""Products of a mixture's experts by every tuning: what `GroupedTuning.of` should choose, for a layer's rows.
+"""Kernels of a mixture by every tuning: what `GroupedTuning.of` should choose for products, and the router.
 
     python -m bench.decode experts [--shape qwen3-30b-a3b] [--dtype bf16] [--quantization fp8|int4]
         [--rows 1,4,8,32,64,128,256,1024,8192] [--json]
@@ -10,7 +10,8 @@ expert already. Several draws of experts are launched in turn, so that weights a
 
 Then a line a product and tile of rows, for `own` tiles, of an entry each, and for others: the tunings with
 the smallest `over_best`, the geometric mean, over those numbers of rows, of a tuning's time over the best
-one's: columns, width, stages, warps, and that mean.
+one's: columns, width, stages, warps, and that mean. Last, a line a number of rows of the router, beside what
+places entries into tiles (`align_us`) and adds up results (`combine_us`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from baton.engine.kernels.weight_format import FORMATS
+from bench.decode import router
 from bench.options import add_precision_options, numbers, precision_of, program_parser, show
 from bench.shapes import SHAPES, Precision, Shape
 
@@ -76,6 +78,9 @@ def _lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for (tile_rows, own), each in times.items():
             kind = {"product": name, "tile_rows": tile_rows, "own": own}
             yield of_all | kind | {"over_best": best_of_all(each)}
+    router.compile_all(shape, precision, arguments.rows)
+    for rows in arguments.rows:
+        yield of_all | router.Router(shape, precision, rows, "cuda").measure()
 
 
 def best_of_all(times: Sequence[Times]) -> list[list[float]]:

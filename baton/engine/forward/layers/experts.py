@@ -20,6 +20,11 @@ from baton.engine.model.modules import Model
 _FEW_ROWS_ROUTER, _MANY_ROWS_ROUTER = RouterTuning(), RouterTuning(rows=64, experts=64, warps=8)
 
 
+def router_tuning(rows: int) -> RouterTuning:
+    """The router's tiles in passes of up to `rows` rows."""
+    return _FEW_ROWS_ROUTER if rows <= MOST_ROWS_OF_DECODE else _MANY_ROWS_ROUTER
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertsSpace:
     """Memory that the mixtures of a pass of up to R rows share. `present` [R] int32: negative for a row that
@@ -49,7 +54,7 @@ class ExpertsSpace:
         return cls(
             present=torch.zeros(rows, dtype=torch.int32, device=device),
             normed=torch.zeros(rows, width, dtype=dtype, device=device),
-            router=RouterSpace.empty(rows, experts, device, _FEW_ROWS_ROUTER if few else _MANY_ROWS_ROUTER),
+            router=RouterSpace.empty(rows, experts, device, router_tuning(rows)),
             ids=torch.zeros(rows, top_k, dtype=torch.int32, device=device),
             weights=torch.zeros(rows, top_k, device=device),
             tiles=tiles,
