@@ -85,7 +85,7 @@ if wants experts; then
     for format in bf16 "bf16 --quantization fp8"; do
         # shellcheck disable=SC2086
         run "experts-prefill-${format##* }" 120 python -m bench.prefill "${mixture[@]}" --dtype $format \
-            --prompts 1x1024,8x1024,1x8192 --json
+            --prompts 1x1024,8x1024,1x8192 --profile --json
     done
 fi
 if wants experts-tunings; then

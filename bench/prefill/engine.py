@@ -322,6 +322,8 @@ _KINDS = (
     ("attention, library", r"cudnn|sdpa|flash|fmha"),
     ("attention, joined", r"^_absorb|^_join_parts|^_gather_prefix"),
     ("q, k, v: rotary and cache", r"^_prompt_qkv"),
+    ("experts, products", r"^_grouped"),
+    ("experts, router and sum", r"^_route|^_align|^_combine"),
     ("norm", r"^_norm"),
     ("activation", r"^_gated"),
     ("embedding", r"^_embed|^_rotary"),

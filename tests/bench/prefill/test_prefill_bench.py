@@ -50,6 +50,8 @@ def test_kernels_are_classified_by_name() -> None:
         "_prompt_attention": "attention, paged",
         "_join_parts": "attention, joined",
         "_gated": "activation",
+        "_grouped_codes": "experts, products",
+        "_route": "experts, router and sum",
         "something else": "other",
     }
     assert {name: kind_of(name) for name in names} == names
