@@ -18,9 +18,10 @@ from baton.engine.kernels.gpu.experts.route_rows import RouterSpace, RouterTunin
 from baton.engine.kernels.quantized_weight import Weight
 from baton.engine.kernels.reference.experts import mix, route
 from baton.engine.kernels.reference.row_ops import rms_norm
-from baton.engine.kernels.weight_format import WeightFormat
+from baton.engine.kernels.weight_format import FORMATS, WeightFormat
 from baton.engine.kernels.weight_stack import WeightStack
 from baton.engine.model.quantization.quantize import quantize
+from tests.engine.forced import relative_rms
 from tests.support.fewer import each_value_once
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -193,6 +194,7 @@ class Mixture:
     gate_up: WeightStack
     down: WeightStack
     experts: int
+    tuning: GroupedTuning | None = TUNING
 
     @classmethod
     def random(
@@ -224,8 +226,8 @@ class Mixture:
         rows, top_k = ids.shape
         inner = x.new_full((tiles.entry.numel(), self.down.shape[2]), torch.nan)
         results = x.new_full((rows * top_k, x.shape[1]), torch.nan)
-        grouped_linear(inner, x, self.gate_up, tiles, top_k, gate, TUNING)
-        grouped_linear(results, inner, self.down, tiles, top_k, Epilogue.PLAIN, TUNING)
+        grouped_linear(inner, x, self.gate_up, tiles, top_k, gate, self.tuning)
+        grouped_linear(results, inner, self.down, tiles, top_k, Epilogue.PLAIN, self.tuning)
         out = hidden.clone()
         combine_rows(out, results, ids, weights)
         return out
@@ -320,6 +322,47 @@ def test_a_row_has_the_same_bits_beside_any_others() -> None:
         one = slice(row, row + 1)
         alone = mixture.by_kernels(hidden[one], x[one], ids[one].clone(), weights[one], Epilogue.SWIGLU)
         assert torch.equal(alone[0], together[row])
+
+
+def as_chosen(
+    rows: int, top_k: int, sizes: tuple[int, int, int], dtype: torch.dtype, form: WeightFormat | None
+) -> None:
+    """Checks the tunings that steps take, by tiles of either size: `sizes` are experts, hidden, inner."""
+    mixture = Mixture.random(*sizes, dtype, form)
+    mixture.tuning = None
+    x, hidden = normal(rows, sizes[1], seed=3, dtype=dtype), torch.zeros(rows, sizes[1]).to(DEVICE, dtype)
+    weights = normal(rows, top_k, seed=5)
+    for name, routing in routings(rows, top_k, sizes[0]).items():
+        ids = as_ids(routing)
+        expected = mix(x, ids.long(), weights, mixture.gate_up, mixture.down, Epilogue.SWIGLU)
+        for tile_rows in (FEW_ROWS, MANY_ROWS):
+            how = Epilogue.SWIGLU, tile_rows
+            found = mixture.by_kernels(hidden, x, ids, weights, *how)
+            assert bool(found.isfinite().all()), name
+            assert relative_rms(found.float(), expected.float()) < 0.02, (name, tile_rows)
+            assert torch.equal(found, mixture.by_kernels(hidden, x, ids, weights, *how)), name
+            for row in (0, rows // 2, rows - 1):
+                one = slice(row, row + 1)
+                parts = hidden[one], x[one].clone(), ids[one].clone(), weights[one].clone()
+                assert torch.equal(mixture.by_kernels(*parts, *how)[0], found[row]), (name, tile_rows, row)
+                if tile_rows == FEW_ROWS:
+                    own = EntryTiles.empty(1, top_k, DEVICE).of(parts[2])
+                    assert torch.equal(mixture.by_tiles(own, *parts, Epilogue.SWIGLU)[0], found[row]), name
+
+
+@pytest.mark.slow
+def test_chosen_tunings_of_few_rows() -> None:
+    as_chosen(3, 2, (5, 128, 128), torch.float32, WeightFormat("fp8"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "form", [None, WeightFormat("fp8"), WeightFormat("fp8", 128, 128), FORMATS["int4"]], ids=str
+)
+def test_chosen_tunings_at_full_width(form: WeightFormat | None) -> None:
+    """Experts as wide as those of Qwen3-30B-A3B, and, of three, as those of Mixtral 8x7B."""
+    as_chosen(256, 8, (32, 2048, 768), torch.bfloat16, form)
+    as_chosen(70, 2, (3, 4096, 14336), torch.bfloat16, form)
 
 
 def test_experts_that_no_row_takes_are_not_read() -> None:
