@@ -100,7 +100,7 @@ if wants experts-more; then
     run experts-mixed 90 python -m bench.decode "${mixture[@]}" --dtype bf16 --batch 32 --mixed 512,2048 --json
     run experts-drafts 120 python -m bench.decode "${mixture[@]}" --dtype bf16 --rows-per-slot 1,4 --batch 1,8,32 --json
     # Workers refuse a mixture on a GPU while MIXTURES_ON_GPUS in startup/model_loader.py is False.
-    run experts-served 300 python -m bench.cluster gpu --topology both "${mixture[@]}" --streams 1,16,64 \
+    run experts-served 420 python -m bench.cluster gpu --topology both "${mixture[@]}" --streams 1,16,64 \
         --prompts 1024 --up=--log-level --up=info --json
 fi
 # Folder by folder, so that each has a summary with what failed; those that start clusters run few at a time.
