@@ -63,7 +63,7 @@ def test_families_decode_as_on_one_device(tmp_path: Path, name: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["gemma3-windows", "llama-tied-biases"])
+@pytest.mark.parametrize("name", ["gemma3-windows", pytest.param("llama-tied-biases", marks=SLOW)])
 def test_steps_exchange_by_the_kernels_themselves(tmp_path: Path, name: str) -> None:
     """Rows, parts, norms and logits are where the kernels look for them; three ranks' vocabulary is not
     divided evenly."""
@@ -227,7 +227,9 @@ def test_blocks_that_a_slot_is_given_later_are_on_every_device(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "sampling", [GREEDY, SamplingParams(0.9, 5, repetition_penalty=1.2, logprobs=2, seed=3)], ids=str
+    "sampling",
+    [GREEDY, SamplingParams(0.9, 5, repetition_penalty=1.2, logprobs=2, seed=3)],
+    ids=["greedy", "sampled"],
 )
 def test_nothing_is_published_once_the_exchange_has_failed(tmp_path: Path, sampling: SamplingParams) -> None:
     """Neither words nor slots move, whichever sampler the step has; the watchdog ends the process."""

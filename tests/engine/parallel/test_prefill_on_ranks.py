@@ -60,7 +60,7 @@ def test_families_compute_prompts_as_one_device(tmp_path: Path, name: str) -> No
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["gemma3-windows", "llama-tied-biases"])
+@pytest.mark.parametrize("name", [pytest.param("gemma3-windows", marks=SLOW), "llama-tied-biases"])
 def test_steps_exchange_by_the_kernels_themselves(tmp_path: Path, name: str) -> None:
     """Parts, norms and logits are where the kernels look for them; three ranks' vocabulary is not divided
     evenly."""
@@ -82,10 +82,13 @@ def test_steps_exchange_by_the_kernels_themselves(tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize(
     ("behind", "node", "late", "waits", "never"),
     [
-        *((0, *case, False) for case in LATE),
-        *((1, *case, False) for case in (LATE[0], LATE[4])),
-        *((0, *case, True) for case in (LATE[1], LATE[3], LATE[4])),
-        (1, *LATE[4], True),
+        *((0, *case, False) for case in (LATE[0], LATE[3])),
+        (1, *LATE[4], False),
+        (0, *LATE[1], True),
+        *(pytest.param(0, *case, False, marks=SLOW) for case in (LATE[1], LATE[2], LATE[4])),
+        pytest.param(1, *LATE[0], False, marks=SLOW),
+        *(pytest.param(0, *case, True, marks=SLOW) for case in LATE[3:]),
+        pytest.param(1, *LATE[4], True, marks=SLOW),
     ],
     ids=str,
 )
