@@ -21,7 +21,7 @@ from tests.router.fake_model import expected
 from tests.router.fake_workers import FakeWorker
 
 # More than there are attempts: each has one token from prefill, whatever its link does.
-TOKENS = 12
+TOKENS = 32
 PAIRS = [(f"prefill-{one}", f"decode-{other}") for one, other in itertools.product(range(2), range(2))]
 SUBSETS = [pairs for count in range(len(PAIRS) + 1) for pairs in itertools.combinations(PAIRS, count)]
 
@@ -84,8 +84,12 @@ async def failed_links(here: Site) -> set[tuple[str, str]]:
     }
 
 
-async def test_whichever_links_fail_no_request_does_while_another_pair_is_free(site: SiteMaker) -> None:
+async def test_whichever_links_fail_no_request_does_while_another_pair_is_free(
+    site: SiteMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every set of links between two prefill and two decode workers, in random order."""
+    # An attempt counts where no other link may be tried, so pauses must become longer than attempts.
+    monkeypatch.setattr(links, "MAX_PAUSE_S", 5.0)
     order = random.Random(5).sample(SUBSETS, len(SUBSETS))
     async with site(prefill=2, decode=2) as here:
         for number, broken in enumerate(order):
