@@ -162,18 +162,20 @@ class RequestLifecycle:
 
     def _attempt_ended(self, error: BatonError, pair: FailedPair) -> None:
         """Records that an attempt ended with an error. A worker whose queue is full is waited for. All else
-        counts as a failure (see `_count_failure`), except a failed link while there are other pairs; the next
-        attempt avoids the pair."""
+        counts as a failure (see `_count_failure`), except the first time that a link fails it while there are
+        other pairs: they may be links whose pause has just ended, each in its turn. The next attempt avoids
+        the pair."""
         if error.kind is ErrorKind.OVERLOADED:
             return
         self._waits_until = None
         entry, prompt = self._enter_queue(), len(self._request.prompt_ids)
+        new = pair not in entry.failed
         entry.failed.append(pair)
         computed, total = prompt + len(self._output.emitted), prompt + self._request.max_tokens
         elsewhere = error.cause is FailureCause.LINK and self._deps.queue.has_other_pair(
             entry, computed, total
         )
-        self._count_failure(error, counts=not elsewhere)
+        self._count_failure(error, counts=not (new and elsewhere))
 
     def _wait_until(self) -> float:
         """Time until which the request waits for room. Refusals of full workers do not restart the wait."""

@@ -15,6 +15,7 @@ import structlog
 from baton.v1.admin_pb2 import AdminServiceGetStatusRequest
 from baton.v1.types_pb2 import WorkerRole
 from baton.v1.worker_pb2 import WorkerLimits
+from services.router.queue.waiting_queue import WaitingQueue
 from services.router.workers import links
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
@@ -84,12 +85,8 @@ async def failed_links(here: Site) -> set[tuple[str, str]]:
     }
 
 
-async def test_whichever_links_fail_no_request_does_while_another_pair_is_free(
-    site: SiteMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_whichever_links_fail_no_request_does_while_another_pair_is_free(site: SiteMaker) -> None:
     """Every set of links between two prefill and two decode workers, in random order."""
-    # An attempt counts where no other link may be tried, so pauses must become longer than attempts.
-    monkeypatch.setattr(links, "MAX_PAUSE_S", 5.0)
     order = random.Random(5).sample(SUBSETS, len(SUBSETS))
     async with site(prefill=2, decode=2) as here:
         for number, broken in enumerate(order):
@@ -127,6 +124,18 @@ async def test_pauses_of_a_link_grow_until_a_handoff_succeeds(site: SiteMaker) -
         await until(here.router.placement.usable)
         assert await answers(here, 4, 3) == [True] * 4
         assert worker.links.status() == []
+
+
+async def test_a_link_that_fails_a_request_again_counts(
+    site: SiteMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though another pair looks free each time, as where pauses of other links end in turn."""
+    monkeypatch.setattr(WaitingQueue, "has_other_pair", lambda *arguments: True)
+    async with site(max_attempts=3) as here:
+        break_links(here, (("prefill-0", "decode-0"),))
+        with structlog.testing.capture_logs() as logged:
+            assert await answers(here, 1, 1) == [False]
+        assert sum(line["event"] == "attempt_failed" for line in logged) == 1 + 3
 
 
 async def test_a_pair_that_failed_a_request_is_avoided_by_its_next_attempt(site: SiteMaker) -> None:
