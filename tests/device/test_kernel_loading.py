@@ -1,4 +1,4 @@
-"""What loading all kernels takes is what is free before and after it, with a fake driver."""
+"""Memory that loading all kernels takes, by what is free before and after it, with a fake driver."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ class RankDevice(Protocol):
 @dataclass(frozen=True, slots=True)
 class ExchangeTimeout:
     """A wait that ended at its deadline. `layer`: None where a step begins or ends. `peer_step`, `peer_node`:
-    of the last node of which `peer` had told `rank`: the first rank tells of begins and sums, others of sums
-    and, the first one, of ends."""
+    the last node whose flag `peer` had set for `rank`. The first rank sets flags at begins and sums, the
+    others at sums, and at ends for the first rank alone."""
 
     rank: int
     peer: int

@@ -285,9 +285,9 @@ def device_lines(workers: Workers) -> Iterator[Text]:
             sizes["KV"] = [device.kv_bytes for device in devices]
             if gpus:
                 sizes["free"] = [device.total_bytes - device.used_bytes for device in devices]
-            told = "; ".join(f"{use} {_each(counts)}" for use, counts in sizes.items())
+            memory = "; ".join(f"{use} {_each(counts)}" for use, counts in sizes.items())
             kind, indexes = "GPUs" if gpus else "devices", ", ".join(str(one.index) for one in devices)
-            yield Text.assemble((name_of(worker), "bold"), f" on {kind} {indexes}: {told}")
+            yield Text.assemble((name_of(worker), "bold"), f" on {kind} {indexes}: {memory}")
 
 
 def _each(counts: list[int]) -> str:

@@ -97,10 +97,10 @@ def report_ready(addresses: Mapping[str, str]) -> None:
 
 def report_error(error: BatonError) -> None:
     """Reports to the parent why this process does not run, in one line."""
-    told = {"kind": error.kind.name.lower(), "message": " ".join(error.message.split())}
+    fields = {"kind": error.kind.name.lower(), "message": " ".join(error.message.split())}
     if error.cause is not None:
-        told["cause"] = error.cause.name.lower()
-    report({"error": told})
+        fields["cause"] = error.cause.name.lower()
+    report({"error": fields})
 
 
 def run_child(

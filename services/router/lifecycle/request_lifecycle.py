@@ -172,10 +172,12 @@ class RequestLifecycle:
         new = pair not in entry.failed
         entry.failed.append(pair)
         computed, total = prompt + len(self._output.emitted), prompt + self._request.max_tokens
-        elsewhere = error.cause is FailureCause.LINK and self._deps.queue.has_other_pair(
-            entry, computed, total
+        elsewhere = (
+            new
+            and error.cause is FailureCause.LINK
+            and self._deps.queue.has_other_pair(entry, computed, total)
         )
-        self._count_failure(error, counts=not (new and elsewhere))
+        self._count_failure(error, counts=not elsewhere)
 
     def _wait_until(self) -> float:
         """Time until which the request waits for room. Refusals of full workers do not restart the wait."""

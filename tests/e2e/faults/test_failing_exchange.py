@@ -119,7 +119,7 @@ async def gone_after_s(worker: Worker, engine_pid: int, within_s: float) -> floa
 
 
 def last_error(worker: Worker) -> dict[str, str]:
-    """What the front of an ended worker reported last."""
+    """The last report of an ended worker's front."""
     assert worker.front.stdout is not None
     (line,) = [line for line in worker.front.stdout.read().splitlines() if '"error"' in line]
     return dict(json.loads(line)["error"])

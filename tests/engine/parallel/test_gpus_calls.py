@@ -23,7 +23,7 @@ SIZE = 1 << 20
 
 
 class Calls:
-    """What is called while the second GPU is the current one, by name; `launches`: what a step does."""
+    """Calls that are made while the second GPU is the current one, by name; `launches`: those of a step."""
 
     def __init__(self) -> None:
         self.words = torch.zeros(SIZE, device="cuda:1")

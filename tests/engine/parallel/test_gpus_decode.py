@@ -22,12 +22,12 @@ from tests.engine.local_engine import LocalEngine, Start
 from tests.engine.model.quantization.packing import FORMATS
 from tests.engine.parallel.test_decode_on_ranks import CASES, DIVIDED, first_decoded
 from tests.support.checkpoints import FAMILIES
+from tests.support.four_gpus import NEEDS_FOUR
 from tests.support.gpu_sleep import sleep_on_stream
 from tests.support.sampling.random_sampling import random_params
 
 pytestmark = pytest.mark.multigpu
 
-NEEDS_FOUR = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
 GREEDY, DRAWN = SamplingParams(), SamplingParams(0.9, seed=11)
 DEADLINE_S = 0.4
 # Clock cycles of a kernel that sleeps for longer than that and a quarter more, at up to 2 GHz.

@@ -19,6 +19,7 @@ from baton.engine.parallel.exchange_layout import ExchangeShape
 from baton.engine.parallel.exchange_source import Constants
 from baton.engine.parallel.peer_check import check_peers
 from tests.engine.parallel.sum_cases import BF16, EPS, F32, Case, check_logits, check_sums
+from tests.support.four_gpus import NEEDS_FOUR
 
 pytestmark = pytest.mark.multigpu
 
@@ -48,9 +49,6 @@ class GpuWorker:
         for device in self.devices:
             device.synchronize()
         return 0
-
-
-NEEDS_FOUR = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=NEEDS_FOUR)], ids=["two", "four"])

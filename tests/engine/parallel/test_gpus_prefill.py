@@ -87,7 +87,7 @@ def test_decode_steps_join_on_both(tmp_path: Path, mixed: str) -> None:
 
 
 def test_prompts_of_thousands_of_tokens(tmp_path: Path) -> None:
-    """Of several steps, in graphs and beyond them; few rows share the keys of many tokens."""
+    """Prompts take several steps, in graphs and beyond them; few rows share the keys of many tokens."""
     draw, outputs = random.Random(5), []
     texts = [tuple(draw.choices(range(VOCAB), k=length)) for length in (5000, 2049, 700, 90)]
     changes = SHAPE | {"max_position_embeddings": 8192}

@@ -46,7 +46,7 @@ def on_ranks(folder: Path, **options: Any) -> LocalEngine:
 
 @pytest.mark.parametrize("name", [*DIVIDED[:2], *(pytest.param(name, marks=SLOW) for name in DIVIDED[2:])])
 def test_families_compute_prompts_as_one_device(tmp_path: Path, name: str) -> None:
-    """Of one step, of two, and of a part of one; decode steps then find keys and values on each device."""
+    """Prompts take one step, two, or a part of one; decode steps then find keys and values on each device."""
     folder = CASES[name].make(tmp_path / "model")
     outputs, made = [], list[TurnGroup]()
     for engine in (
@@ -244,7 +244,7 @@ def test_what_a_worker_does_at_its_start(tmp_path: Path) -> None:
 def test_every_device_has_its_inputs_before_one_is_launched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What needs memory or could wait for a device would hold up one that another waits for."""
+    """A call that needs memory or could wait for a device would hold up one that another waits for."""
     made, log = list[TurnGroup](), list[str]()
 
     def logged(*arguments: Any) -> None:

@@ -37,6 +37,10 @@ CUTS = ["several", "one", "parts"]
 # Codes of 48 dimensions have padding behind the scales; heads of 5 dimensions are no multiples of 16 bytes.
 CASES = [("float32", 8, 2), ("bfloat16", 5, 4), (FP8, 48, 4), (FP8, 16, 2)]
 
+IN_INTERPRETER = pytest.mark.skipif(
+    DEVICE == "cuda", reason="Triton's interpreter is used where there is no GPU"
+)
+
 
 def group_of(dtype: str, heads: int, dim: int) -> CacheGroup:
     return CacheGroup((0, 2, 3), key_value_planes(dtype, heads, dim), TOKENS, window=8)
@@ -260,7 +264,7 @@ class LaunchingStream(FakeStream):
         move_heads(self._move, grid, pool, whole, table, runs, sums)
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="Triton's interpreter is used where there is no GPU")
+@IN_INTERPRETER
 @pytest.mark.parametrize("gathers", [True, False])
 def test_a_gpus_kernel_is_given_the_addresses_of_a_piece(
     monkeypatch: pytest.MonkeyPatch, gathers: bool
@@ -307,7 +311,7 @@ def test_a_gpus_kernel_is_given_the_addresses_of_a_piece(
         assert stream.grids == [(1, 1), (24, 1)]
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="Triton's interpreter is used where there is no GPU")
+@IN_INTERPRETER
 @pytest.mark.parametrize("directly", [True, False])
 @pytest.mark.parametrize("gathers", [True, False])
 def test_a_gpus_kernel_moves_what_a_queue_enqueues(

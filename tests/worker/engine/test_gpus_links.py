@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from baton.engine.prefix_cache.host_store import HostBlockStore
 from services.common.config.transfer import Transport
 from services.worker.engine.startup import model_loader, prefix_cache_setup
 from tests.engine.local_engine import CONFIG
+from tests.support.four_gpus import NEEDS_FOUR
 from tests.worker.engine.engine_pair import BLOCK, Pair
 from tests.worker.engine.stepped_engine import SteppedEngine
 from tests.worker.engine.test_prefix_cache import ask, report, turn_while_the_disk_works
@@ -31,7 +31,6 @@ pytestmark = pytest.mark.multigpu
 # Their first devices differ: NCCL connects no GPU with itself.
 SENDERS = {1: (1,), 2: (1, 0), 4: (1, 0, 3, 2)}
 RECEIVERS = {1: (0,), 2: (0, 1), 4: (0, 1, 2, 3)}
-NEEDS_FOUR = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
 SPLITS = [
     (1, 2),
     (2, 1),

@@ -167,7 +167,7 @@ def test_a_cancelled_request_leaves_blocks_that_no_device_writes(
 
 
 class Launching:
-    """What is held while steps are launched, and the threads that have held it."""
+    """A lock that is held while steps are launched, and the threads that have held it."""
 
     def __init__(self) -> None:
         self.threads: list[str] = []

@@ -34,7 +34,7 @@ class FakeModel:
 
 @pytest.fixture
 def several(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each device that was made is one of several."""
+    """Returns for each device that was made if it is one of several."""
     made: list[bool] = []
 
     def device(place: torch.device, *, one_of_several: bool) -> FakeDevice:
