@@ -52,6 +52,7 @@ def process_of(nodeid: str) -> str:
     return next((folder for folder in folders if nodeid.startswith(folder)), nodeid.partition("::")[0])
 
 
+@functools.cache
 def has_gpu() -> bool:
     """Asks torch only where there is a driver: the process that hands out tests does without torch."""
     if find_driver() is None:
@@ -171,7 +172,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _unit_tests_start_nothing(request: pytest.FixtureRequest) -> Generator[None]:
-    if request.node.get_closest_marker("unit") is None:
+    """Not enforced where there is a GPU: Triton starts a process for each kernel that it compiles."""
+    if request.node.get_closest_marker("unit") is None or has_gpu():
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
