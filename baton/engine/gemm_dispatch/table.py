@@ -99,6 +99,8 @@ class ProductTable:
         self._exact = exact
         self._choices = _choices(entries)
         self._similar = (self._choices, _choices(similar))
+        # What stands in for products that were not measured: every launch asks, and searching takes time.
+        self._found: dict[ProductKey, Choice] = {}
 
     @classmethod
     def for_gpu(
@@ -119,7 +121,12 @@ class ProductTable:
         """The table's choice, or what stands in for a product that was not measured."""
         if self._exact:
             return EXACT if key.weight_dtype == key.act_dtype else EXACT_QUANTIZED
-        return self._measured(key) or self._of_similar(key) or _default(key)
+        measured = self._measured(key)
+        if measured is not None:
+            return measured
+        if key not in self._found:
+            self._found[key] = self._of_similar(key) or _default(key)
+        return self._found[key]
 
     def _measured(self, key: ProductKey) -> Choice | None:
         for rows in _entries_for(key.rows):
@@ -177,7 +184,12 @@ def _choices(entries: Sequence[dict[str, Any]]) -> dict[ProductKey, Choice]:
 
 def _alike(key: ProductKey, other: ProductKey, rows: int) -> bool:
     """True if both are of one product and of the same dtypes, and `other` of `rows` rows."""
-    return other == replace(key, rows=rows, n=other.n, k=other.k)
+    return (
+        other.rows == rows
+        and other.product == key.product
+        and other.weight_dtype == key.weight_dtype
+        and other.act_dtype == key.act_dtype
+    )
 
 
 def _distance(key: ProductKey, other: ProductKey) -> float:

@@ -135,3 +135,12 @@ def test_every_table_of_the_repository_reads() -> None:
         entries = json.loads(path.read_text())
         ProductTable(entries)
         assert {entry["product"] for entry in entries} == {"qkv", "output", "gate_up", "down", "head"}
+
+
+def test_what_stands_in_is_searched_once() -> None:
+    """A start launches each product of each bucket several times, for which it asks every time."""
+    table = ProductTable([entry_of(KEY, SkinnyTuning(32, 128, 64, 2, 3, 8), 12.345)])
+    similar, unlike = replace(KEY, n=5120), replace(KEY, n=51200)
+    assert table.choice(similar) == table.choice(KEY)
+    assert table.choice(unlike) == ProductTable([]).choice(unlike) != table.choice(KEY)
+    assert table.choice(unlike) is table.choice(unlike)
