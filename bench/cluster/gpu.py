@@ -3,11 +3,11 @@ engine.
 
     python -m bench.cluster gpu [--topology shared,both,apart] [--transport auto] [--streams 1,16,64]
         [--prompts 1024,128] [--handoffs 1024,8192] [--output-len 256] [--requests 3]
-        [--shape llama-3.1-8b] [--dtype bf16] [--device cuda|cpu] [--alone] [--json]
+        [--shape llama-3.1-8b] [--dtype bf16] [--tensor-parallel 1] [--device cuda|cpu] [--alone] [--json]
 
 shared: one prefill and one decode worker, each with half of the GPU's memory (`--gpu-memory` in total); both:
-one worker of role both; apart: one prefill and one decode worker, a GPU each. `baton up` serves random
-weights; this program starts and stops it.
+one worker of role both; apart: one prefill and one decode worker, a GPU each, or `--tensor-parallel` of them.
+`baton up` serves random weights; this program starts and stops it.
 
     handoff  prompts of `--handoffs` tokens, one at a time: TTFT, and the exposed part of the handoff after
              the prompt's last step (`handoff_exposed_ns` of the trace; with topology both no byte moves)
@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add_shape_option(parser)
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="GPUs of a worker")
     parser.add_argument("--gpu-memory", default="0.9", help="share of the GPU, of all workers together")
     parser.add_argument("--up", action="append", default=[], help="one more word for baton up")
     parser.add_argument("--alone", action="store_true", help="the bare engine beside each burst")
@@ -99,9 +100,10 @@ async def run(arguments: argparse.Namespace) -> None:
                 *TOPOLOGIES[topology], "--slots", str(max(arguments.streams)), "--device", arguments.device,
                 "--dtype", arguments.dtype, "--gpu-memory", arguments.gpu_memory,
                 "--max-context-tokens", str(longest), "--log-level", "warning",
-                "--transport", arguments.transport, *arguments.up,
+                "--transport", arguments.transport, "--tensor-parallel", str(arguments.tensor_parallel),
+                *arguments.up,
             ]  # fmt: skip
-            environment = {} if topology == "apart" else first_gpu()
+            environment = {} if topology == "apart" or arguments.tensor_parallel > 1 else first_gpu()
             async with baton_up(model, MODEL, flags, environment) as addresses:
                 found = await _bursts(arguments, topology, addresses)
                 bursts += found
