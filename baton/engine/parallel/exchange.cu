@@ -111,16 +111,19 @@ constexpr int RECORD_WORDS = 5;  // step, node, nanoseconds waited, the epoch th
 __device__ __forceinline__ u64* flag_at(char* arena, int rank) { return (u64*)(arena + FLAGS_AT + rank * LINE); }
 __device__ __forceinline__ u64* error_at(char* arena) { return (u64*)(arena + ERROR_AT); }
 
-// A node of the step that this device is in.
+// A node of the step that this device is in. `reads`: whether this thread reads which step that is: where all threads of
+// many blocks do, they wait for one another, since it is one word that no first-level cache may hold.
 struct Node {
-  u64 step, epoch;
+  u64 step = 0, epoch;
   u32 number;
-  bool solo;
+  bool solo = false;
 
-  __device__ __forceinline__ Node(const Ranks& ranks, u32 number, u64 after = 0) : number(number) {
+  __device__ __forceinline__ Node(const Ranks& ranks, u32 number, u64 after = 0, bool reads = true) : number(number) {
     const volatile u64* state = (const volatile u64*)ranks.arenas[ranks.rank];
-    step = state[0] + after;
-    solo = state[1];
+    if (reads) {
+      step = state[0] + after;
+      solo = state[1];
+    }
     epoch = step * ranks.nodes + number;
   }
 };
@@ -263,8 +266,8 @@ reduce_rows(const __grid_constant__ Ranks ranks, const __grid_constant__ Reduce 
   // The next kernel starts when all blocks have come here; whatever it fetches, it fetches while these wait.
   let_next_kernel_start();
   wait_for_previous_kernel();
-  const Node node(ranks, given.node);
   const int peer = threadIdx.x;
+  const Node node(ranks, given.node, 0, peer < RANKS);
   const bool meets = !node.solo && peer < RANKS && peer != ranks.rank;
   if (meets) signal(ranks, node, peer);
 
@@ -280,7 +283,7 @@ reduce_rows(const __grid_constant__ Ranks ranks, const __grid_constant__ Reduce 
     if (NORM && EARLY_GAINS) load_gains(gains[j], given.gains, chunk);
   }
   if (meets) await(ranks, node, peer, ranks.deadline_ns);
-  __syncthreads();
+  const bool solo = __syncthreads_or(node.solo);
 
 #pragma unroll
   for (int j = 0; j < HELD; ++j) {
@@ -291,7 +294,7 @@ reduce_rows(const __grid_constant__ Ranks ranks, const __grid_constant__ Reduce 
     uint4 parts[RANKS];
 #pragma unroll
     for (int rank = 0; rank < RANKS; ++rank) {
-      const char* arena = node.solo ? ranks.arenas[ranks.rank] : ranks.arenas[rank];
+      const char* arena = solo ? ranks.arenas[ranks.rank] : ranks.arenas[rank];
       parts[rank] = load_chunk((const uint4*)(arena + given.parts) + first + chunk);
     }
     unpack(row[j], parts[0]);
