@@ -40,13 +40,14 @@ class TimedPass(NamedTuple):
 class PrefillFit:
     """Units of chunks, and seconds a unit, as measured. `unit_s`: seconds that a row takes; 0 before any was
     measured. `attention`: how many times slower than by its arithmetic attention is. `half_context`: tokens
-    of context at which attention takes as long as the products."""
+    of context at which attention takes as long as the products. `busy_rows`: rows of a step from which on
+    arithmetic takes longer than reading the weights, by the model's sizes alone."""
 
     def __init__(self, half_context: float = math.inf, least_rows: int = 0) -> None:
         """`half_context`: by arithmetic. `least_rows`: a step of fewer takes as long, as far as is known
         before `begin`."""
         self._half_context = half_context
-        self.least_rows = least_rows
+        self.least_rows = self.busy_rows = least_rows
         self._unit_times: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._slowness: deque[float] = deque(maxlen=_STEPS_KEPT)
         # What steps of few rows took beside a decode step in them, which reads the weights in any case.

@@ -8,7 +8,9 @@ While no short prompt waits and none has come lately, steps are longer, since a 
 fewer steps; short prompts whose limits leave time for such steps do not count. Where more waits than the step
 holds, rows are left to the next one that would make products less efficient (`row_times`). While several
 prompts wait a step is one graph, unless attention takes much of it: the host launches a longer one kernel by
-kernel, and ships what the step before has computed only when it has done so. Beside sequences that are
+kernel, and ships what the step before has computed only when it has done so. Where even the largest graph
+takes longer to read the weights than for its arithmetic, as of a mixture of experts, steps have more rows
+than a graph, and time for those whose arithmetic takes longer. Beside sequences that are
 decoded only their TPOT limits allow longer steps; and where a decode step may be part of each, steps are as
 long as makes one graph with it, since all that are decoded get a token from each. The oldest, once it has
 waited longer than the age cap, is guaranteed an eighth of the steps' time, so that none starves: neither
@@ -249,13 +251,16 @@ class PrefillScheduler:
     def _step_s(self, *, crowded: bool) -> float:
         """Seconds that a step may take; more while no prompt is in a hurry."""
         bounds = self._bounds
-        if crowded:
-            return bounds.seconds
         if not self.beside_decode:
-            return bounds.longest_seconds
-        if math.isinf(self.tpot_limit_s):
+            least = self.cost.seconds_of(self.cost.busy_rows) if self._is_read_long() else 0.0
+            return max(least, bounds.seconds if crowded else bounds.longest_seconds)
+        if crowded or math.isinf(self.tpot_limit_s):
             return bounds.seconds
         return max(bounds.seconds, min(bounds.alone_seconds, STEP_LIMITS * self.tpot_limit_s))
+
+    def _is_read_long(self) -> bool:
+        """Returns whether the weights' reading takes longer than the arithmetic of the largest graph."""
+        return 0 < self.graph_rows < self.cost.busy_rows
 
     def _leave_rows(self, step: StepFilling, waiting: int, others: int, *, several: bool) -> None:
         """Leaves rows to the next step that this one is better without. `waiting`: rows of both; `several`:
@@ -263,7 +268,7 @@ class PrefillScheduler:
         is_graph = step.rows <= self.graph_rows
         if (waiting > step.rows or not is_graph) and self._tokens_in_each_step(others):
             step.cut(self.graph_rows - others)
-        elif several and not others and self.graph_rows:
+        elif several and not others and self.graph_rows and not self._is_read_long():
             step.cut(self.graph_rows)
         if waiting > step.rows:
             step.cut(self.row_times.most_worth(step.rows, others))

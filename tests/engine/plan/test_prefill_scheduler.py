@@ -162,6 +162,24 @@ def test_steps_are_graphs_while_several_prompts_wait(half_context: float, rows: 
     assert scheduler.waiting_rows == 2200
 
 
+@pytest.mark.parametrize(
+    ("busy_rows", "beside_decode", "prompts"),
+    [(800, False, 1), (801, False, 2), (2400, False, 5), (2400, True, 2)],
+)
+def test_steps_are_longer_than_graphs_that_take_longest_to_read_the_weights(
+    busy_rows: int, beside_decode: bool, prompts: int
+) -> None:
+    """As those of mixtures of experts: short prompts share steps, which have time for rows whose arithmetic
+    takes as long."""
+    _, scheduler = make(4000, StepBounds(3000, seconds=1.0), cost=paced(0.001, math.inf))
+    scheduler.graph_rows, scheduler.beside_decode, scheduler.cost.busy_rows = 800, beside_decode, busy_rows
+    for _ in range(6):
+        scheduler.add(sequence(500))
+    counts = [chunk.count for chunk in planned(scheduler)]
+    assert [count for count in counts if count == 500] == [500] * prompts
+    assert (sum(counts) == 800) == (busy_rows == 800)
+
+
 def test_a_prompt_that_is_no_graph_by_itself_is_computed_in_several() -> None:
     _, scheduler = make(1000, StepBounds(300, seconds=1.0), cost=paced(0.001))
     scheduler.graph_rows, scheduler.tpot_limit_s = 100, 0.1
