@@ -12,12 +12,13 @@ from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.experts.align_rows import EntryTiles, Tiles, align_rows
 from baton.engine.kernels.gpu.experts.combine_rows import combine_rows
 from baton.engine.kernels.gpu.experts.grouped_linear import grouped_linear
-from baton.engine.kernels.gpu.experts.route_rows import RouterSpace, RouterTuning, route_rows
+from baton.engine.kernels.gpu.experts.route_rows import RouterSpace, RouterTuning, gathers, route_rows
 from baton.engine.model.layers.experts import ExpertsMlp
 from baton.engine.model.modules import Model
 
 # Tiles of the router in decode steps, and in passes of prompts.
-_FEW_ROWS_ROUTER, _MANY_ROWS_ROUTER = RouterTuning(), RouterTuning(rows=64, experts=64, warps=8)
+_FEW_ROWS_ROUTER = RouterTuning(width=256, stages=4)
+_MANY_ROWS_ROUTER = RouterTuning(rows=64, experts=64, warps=8)
 
 
 def router_tuning(rows: int) -> RouterTuning:
@@ -79,14 +80,16 @@ def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor) -> None:
     present, normed = space.present[:rows], space.normed[:rows]
     ids, weights = space.ids[:rows], space.weights[:rows]
     results = space.results[: rows * mlp.top_k]
+    own, router = space.own_tiles.of(ids), space.router
+    by_own = len(own.entry) == ids.numel()
+    tiles = own if by_own else space.tiles.of_rows(rows, mlp.top_k, experts)
+    gathered = not by_own and gathers(tiles, rows, router.tuning)
     route_rows(
-        normed, ids, weights, hidden, mlp.norm, mlp.router, present, mlp.taken, space.router,
-        normalise=mlp.normalise,
+        normed, ids, weights, hidden, mlp.norm, mlp.router, present, mlp.taken, router,
+        normalise=mlp.normalise, tiles=tiles if gathered else None,
     )  # fmt: skip
-    tiles = space.own_tiles.of(ids)
-    if len(tiles.entry) < ids.numel():
-        tiles = space.tiles.of_rows(rows, mlp.top_k, experts)
-        align_rows(tiles, ids, space.router.counts, space.router.tuning.rows)
+    if not by_own and not gathered:
+        align_rows(tiles, ids, router.counts, router.tuning.rows)
     grouped_linear(space.inner, normed, mlp.gate_up, tiles, mlp.top_k, mlp.gate)
     grouped_linear(results, space.inner, mlp.down, tiles, mlp.top_k, Epilogue.PLAIN)
     combine_rows(hidden, results, ids, weights)

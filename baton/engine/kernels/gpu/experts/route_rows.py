@@ -3,6 +3,9 @@
 A program multiplies a tile of rows by a part of the router, on the matrix units. The last of a tile's
 programs to arrive has all logits of its rows, and takes their softmax and the best experts. A row's result
 depends on the tiles (`RouterTuning`) alone, neither on its place nor on the other rows.
+
+Where all rows are one tile, that program gathers their entries into the tiles of the experts' products too,
+in place of `align_rows`: each expert that is taken has one.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.device.ptx import ON_CHIP
+from baton.device.ptx import ON_CHIP, together
 from baton.engine.kernels.fusion import Norm
+from baton.engine.kernels.gpu.experts.align_rows import Tiles
 
 
 @triton.jit
@@ -27,13 +31,39 @@ def _row_tile(hidden, row, there, k, WIDTH: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
+def _gather(
+    tile_expert, tile_entry, tile_count, row, there, numbers, takes, EXPERTS_POWER: tl.constexpr,
+    TOP_K: tl.constexpr, TOP_K_POWER: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Tiles of all entries, one for each expert that is taken, as `align_rows` makes them. `numbers`: the
+    experts of each row [BM, TOP_K_POWER]; `takes` [BM, EXPERTS_POWER]: 1 where a row takes an expert."""
+    expert = tl.arange(0, EXPERTS_POWER)
+    taken = (tl.sum(takes, 0) > 0).to(tl.int32)
+    tile = tl.cumsum(taken, 0) - taken
+    used = tl.sum(taken, 0)
+    for start in range(0, tile_count, EXPERTS_POWER):
+        number = start + expert
+        tl.store(tile_expert + number, -1, mask=(number >= used) & (number < tile_count))
+    entries = (tile * TILE)[:, None] + tl.arange(0, TILE)[None, :]
+    tl.store(tile_entry + entries, tl.full(entries.shape, -1, tl.int32), mask=(taken > 0)[:, None])
+    tl.store(tile_expert + tile, expert, mask=taken > 0)
+    together()
+    places = tl.cumsum(takes, 0) - takes + (tile * TILE)[None, :]
+    place = tl.arange(0, TOP_K_POWER)[None, :]
+    for turn in tl.static_range(TOP_K):
+        number = tl.max(tl.where(place == turn, numbers, -1), 1)[:, None]
+        at = tl.sum(tl.where(expert[None, :] == number, places, 0), 1)
+        tl.store(tile_entry + at, row * TOP_K + turn, mask=there)
+
+
+@triton.jit
 def _choose(
-    logits, ids, weights, counts, taken_in_all, row, there, rows, EXPERTS: tl.constexpr,
-    EXPERTS_POWER: tl.constexpr, TOP_K: tl.constexpr, TOP_K_POWER: tl.constexpr, NORMALISE: tl.constexpr,
-    BM: tl.constexpr,
+    logits, ids, weights, counts, taken_in_all, tile_expert, tile_entry, tile_count, row, there, rows,
+    EXPERTS: tl.constexpr, EXPERTS_POWER: tl.constexpr, TOP_K: tl.constexpr, TOP_K_POWER: tl.constexpr,
+    NORMALISE: tl.constexpr, BM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Softmax over a tile's logits, the best of each row, and -1 for rows that are not there. `counts`: of
-    the tile, how many of its rows take each expert; they are added to `taken_in_all`."""
+    the tile, how many of its rows take each expert; they are added to `taken_in_all`. TILE: see `_route`."""
     expert = tl.arange(0, EXPERTS_POWER)[None, :]
     place = tl.arange(0, TOP_K_POWER)[None, :]
     at = logits + row.to(tl.int64)[:, None] * EXPERTS + expert
@@ -67,15 +97,22 @@ def _choose(
     stored = (row < rows)[:, None] & (place < TOP_K)
     tl.store(ids + at, tl.where(there[:, None], numbers, -1), mask=stored)
     tl.store(weights + at, taken, mask=stored & there[:, None])
+    if TILE > 0:
+        _gather(
+            tile_expert, tile_entry, tile_count, row, there, numbers, takes, EXPERTS_POWER, TOP_K,
+            TOP_K_POWER, TILE,
+        )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "tile_count"])
 def _route(
-    hidden, gain, router, present, normed, ids, weights, taken_in_all, logits, counts, arrived, eps, rows,
+    hidden, gain, router, present, normed, ids, weights, taken_in_all, logits, counts, arrived, tile_expert,
+    tile_entry, tile_count, eps, rows,
     WIDTH: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_POWER: tl.constexpr, TOP_K: tl.constexpr,
     TOP_K_POWER: tl.constexpr, NORMALISE: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr,
-    BK: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
+    BK: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    """TILE: rows of an expert's tile where entries are gathered into such, else 0."""
     tile = tl.program_id(0)
     part = tl.program_id(1)
     row = tile * BM + tl.arange(0, BM)
@@ -87,10 +124,14 @@ def _route(
         tl.store(ids + row.to(tl.int64)[:, None] * TOP_K + place, -1, mask=mask)
         each = tl.arange(0, EXPERTS_POWER)
         tl.store(counts + tile * EXPERTS + each, 0, mask=each < EXPERTS)
+        if TILE > 0:
+            for start in range(0, tile_count, EXPERTS_POWER):
+                tl.store(tile_expert + start + each, -1, mask=start + each < tile_count)
         return
     EVEN: tl.constexpr = WIDTH % BK == 0
     squares = tl.zeros((BM, BK), tl.float32)
-    for start in range(0, WIDTH, BK):
+    # Copied ahead like the product's operands: loads that each wait for the memory take longer than all else.
+    for start in tl.range(0, WIDTH, BK, num_stages=STAGES):
         values = _row_tile(hidden, row, there, start + tl.arange(0, BK), WIDTH, EVEN)
         squares += values * values
     scale = tl.rsqrt(tl.sum(squares, 1) / WIDTH + eps)[:, None]
@@ -120,8 +161,8 @@ def _route(
     if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == tl.num_programs(1) - 1:
         tl.store(arrived + tile, 0)
         _choose(
-            logits, ids, weights, counts + tile * EXPERTS, taken_in_all, row, there, rows, EXPERTS,
-            EXPERTS_POWER, TOP_K, TOP_K_POWER, NORMALISE, BM,
+            logits, ids, weights, counts + tile * EXPERTS, taken_in_all, tile_expert, tile_entry, tile_count,
+            row, there, rows, EXPERTS, EXPERTS_POWER, TOP_K, TOP_K_POWER, NORMALISE, BM, TILE,
         )  # fmt: skip
 
 
@@ -164,6 +205,11 @@ class RouterSpace:
         )
 
 
+def gathers(tiles: Tiles, rows: int, tuning: RouterTuning) -> bool:
+    """True if `route_rows` of `rows` rows gathers their entries into such tiles."""
+    return rows <= tuning.rows <= tiles.tile_rows
+
+
 def route_rows(
     normed: Tensor,
     ids: Tensor,
@@ -176,13 +222,15 @@ def route_rows(
     space: RouterSpace,
     *,
     normalise: bool,
+    tiles: Tiles | None = None,
 ) -> None:
     """Norms rows and chooses their experts: hidden [R, H], router [E, H] → normed [R, H] in hidden's dtype,
     ids [R, k] int32, weights [R, k] float32, as `rms_norm` and `route` of the reference compute them, and the
     space's counts.
 
     `present` [R] int32: a row where it is negative gets the expert -1; its norm and weights are not written.
-    `taken` [E] int64: rows that take each expert are added.
+    `taken` [E] int64: rows that take each expert are added. `tiles`: where rows are no more than a tile of
+    the router, which is no larger than a tile of these: their entries are gathered as by `align_rows`.
     Raises ValueError for shapes that do not fit.
     """
     (rows, width), (experts, top_k) = hidden.shape, (router.shape[0], ids.shape[1])
@@ -193,6 +241,8 @@ def route_rows(
     if space.logits.shape[0] < rows or space.logits.shape[1] != experts:
         raise ValueError(f"logits {tuple(space.logits.shape)} do not hold {rows} rows of {experts}")
     tuning = space.tuning
+    if tiles is not None and not gathers(tiles, rows, tuning):
+        raise ValueError(f"{rows} rows by {tuning} are not gathered into tiles of {tiles.tile_rows}")
     narrow = ON_CHIP.value and hidden.dtype == router.dtype and hidden.dtype.itemsize == 2
     _route[(triton.cdiv(rows, tuning.rows), triton.cdiv(experts, tuning.experts))](
         hidden,
@@ -206,6 +256,9 @@ def route_rows(
         space.logits,
         space.counts,
         space.arrived,
+        ids if tiles is None else tiles.expert,
+        ids if tiles is None else tiles.entry,
+        0 if tiles is None else len(tiles.expert),
         norm.eps,
         rows,
         WIDTH=width,
@@ -219,5 +272,6 @@ def route_rows(
         BK=tuning.width,
         STAGES=tuning.stages,
         DOT=getattr(tl, str(hidden.dtype).removeprefix("torch.")) if narrow else tl.float32,
+        TILE=0 if tiles is None else tiles.tile_rows,
         num_warps=tuning.warps,
     )

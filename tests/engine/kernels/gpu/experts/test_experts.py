@@ -135,6 +135,39 @@ def test_the_router_is_the_references(experts: int, top_k: int, normalise: bool,
     assert bool((ids[count:] == -1).all())
 
 
+@pytest.mark.parametrize(
+    ("rows", "count", "experts", "top_k"), [(5, 4, 5, 2), (16, 16, 60, 4), (1, 1, 8, 8), (3, 0, 5, 1)]
+)
+def test_the_router_gathers_few_rows_as_align_rows_does(
+    rows: int, count: int, experts: int, top_k: int
+) -> None:
+    """Into tiles that another step has left full."""
+    hidden, router = normal(rows, 48), normal(experts, 48, seed=1)
+    norm, present = Norm(normal(48, seed=2), 1e-6), count - torch.arange(1, rows + 1, dtype=torch.int32)
+    normed, ids = torch.zeros_like(hidden), as_ids(torch.zeros(rows, top_k))
+    weights, space = torch.zeros(rows, top_k, device=DEVICE), RouterSpace.empty(rows, experts, DEVICE)
+    into, there = (normed, ids, weights, hidden), present.to(DEVICE)
+    found, expected = (Tiles.empty(rows, top_k, experts, DEVICE) for _ in range(2))
+    for each in (found.expert, found.entry):
+        each.fill_(3)
+    for _ in range(2):
+        route_rows(*into, norm, router, there, no_rows(experts), space, normalise=True, tiles=found)
+    align_rows(expected, ids, space.counts, space.tuning.rows)
+    assert torch.equal(found.expert, expected.expert)
+    used = expected.expert >= 0
+    assert torch.equal(found.entry[used], expected.entry[used])
+    assert int(used.sum()) == int((space.counts > 0).sum()) >= min(count, 1)
+
+
+def test_more_rows_than_a_tile_of_the_router_are_not_gathered() -> None:
+    hidden, ids = normal(17, 48), as_ids(torch.zeros(17, 2))
+    space, tiles = RouterSpace.empty(17, 5, DEVICE), Tiles.empty(17, 2, 5, DEVICE)
+    into = torch.zeros_like(hidden), ids, torch.zeros(17, 2, device=DEVICE), hidden
+    present, norm = torch.zeros(17, dtype=torch.int32, device=DEVICE), Norm(normal(48), 1e-6)
+    with pytest.raises(ValueError, match=r"17 rows .* are not gathered into tiles of 16"):
+        route_rows(*into, norm, normal(5, 48), present, no_rows(5), space, normalise=True, tiles=tiles)
+
+
 def test_of_equal_shares_the_lower_expert_is_taken() -> None:
     hidden = normal(4, 64)
     router = normal(1, 64, seed=1).repeat(6, 1)
