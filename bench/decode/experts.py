@@ -1,12 +1,14 @@
 """Kernels of a mixture by every tuning: what `GroupedTuning.of` should choose for products, and the router.
 
     python -m bench.decode experts [--shape qwen3-30b-a3b] [--dtype bf16] [--quantization fp8|int4]
-        [--rows 1,4,8,32,64,128,256,1024,8192] [--json]
+        [--rows 1,4,8,32,64,128,256,1024,8192] [--tile-rows 128] [--json]
 
 Each row draws its experts uniformly. A line a number of rows and product (`gate_up` with its
 gate, `down`): microseconds by a worker's tuning (`us`) and by the best one, `tb_s` and `tflop_s` of the
 former, and `library_us`, which `torch._grouped_mm` takes for the product alone, of rows that are sorted by
-expert already. Several draws of experts are launched in turn, so that weights are not in the GPU's cache.
+expert already. With fp8 there is a line more, of rows that are `codes`: `quantize_us` is the launch that
+makes those, and the library's product is `torch._scaled_grouped_mm`. Several draws of experts are launched in
+turn, so that weights are not in the GPU's cache.
 
 Then a line a product and tile of rows, for `own` tiles, of an entry each, and for others: the tunings with
 the smallest `over_best`, the geometric mean, over those numbers of rows, of a tuning's time over the best
@@ -57,6 +59,7 @@ def main() -> None:
     add_precision_options(parser, kv=False)
     rows = [1, 4, 8, 32, 64, 128, 256, 1024, 8192]
     parser.add_argument("--rows", type=numbers, default=rows, metavar="N,N", help="of a step")
+    parser.add_argument("--tile-rows", type=int, help="of an expert's tile (default: a worker's)")
     parser.add_argument("--json", action="store_true", help="one object a line")
     arguments = parser.parse_args()
     for found in _lines(arguments):
@@ -66,9 +69,11 @@ def main() -> None:
 def _lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     shape, precision = SHAPES[arguments.shape], precision_of(arguments)
     of_all = {"shape": arguments.shape, "dtype": arguments.dtype, "quantization": arguments.quantization}
-    for name in ("gate_up", "down"):
-        _compile_all(shape, name, precision, arguments.rows)
-        layer = Experts(shape, name, precision, "cuda")
+    codes = (False, True) if precision.quantization == "fp8" else (False,)
+    ways = [Way(each, arguments.tile_rows) for each in codes]
+    for name, way in product(("gate_up", "down"), ways):
+        _compile_all(shape, name, precision, arguments.rows, way)
+        layer = Experts(shape, name, precision, "cuda", way)
         gc.freeze()  # each capture looks at all that is not
         times: dict[tuple[int, bool], list[Times]] = {}
         for rows in arguments.rows:
@@ -76,7 +81,7 @@ def _lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             times.setdefault((found["tile_rows"], found["own"]), []).append(mine)
             yield of_all | found
         for (tile_rows, own), each in times.items():
-            kind = {"product": name, "tile_rows": tile_rows, "own": own}
+            kind = {"product": name, "codes": way.codes, "tile_rows": tile_rows, "own": own}
             yield of_all | kind | {"over_best": best_of_all(each)}
     router.compile_all(shape, precision, arguments.rows)
     for rows in arguments.rows:
@@ -95,27 +100,49 @@ def best_of_all(times: Sequence[Times]) -> list[list[float]]:
     return [[*asdict(tuning).values(), round(math.exp(logs[tuning]), 3)] for tuning in first]
 
 
-def _compile_all(shape: Shape, name: str, precision: Precision, rows: Sequence[int]) -> None:
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Operands and tiles of a product. `codes`: rows are codes, as experts in fp8 are; `tile_rows`: of an
+    expert's tile; None: a worker's."""
+
+    codes: bool = False
+    tile_rows: int | None = None
+
+    def tile(self, rows: int) -> int:
+        """Rows of a tile in passes of `rows` rows."""
+        from baton.engine.kernels.expert_tiles import rows_of_tile
+
+        return self.tile_rows or rows_of_tile(rows)
+
+
+WORKERS = Way()
+
+
+def _compile_all(shape: Shape, name: str, precision: Precision, rows: Sequence[int], way: Way) -> None:
     """Compiles all tunings of a product in several processes at once, for each tile of rows."""
-    from baton.engine.kernels.expert_tiles import rows_of_tile
     from baton.engine.tuning.compilation import compile_each
 
     begun = time.monotonic()
-    tiles = {rows_of_tile(each): each for each in reversed(rows)}
+    tiles = {way.tile(each): each for each in reversed(rows)}
     wanted = [(some, tuning) for some in tiles.values() for tuning in tunings()]
-    one = partial(compile_tuning, shape, name, precision)
+    one = partial(compile_tuning, shape, name, precision, way=way)
     compile_each(one, wanted, begun + _COMPILE_S, lambda done, total: None)
     print(f"{name}: {len(wanted)} compiled in {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
 
 
 def compile_tuning(
-    shape: Shape, name: str, precision: Precision, wanted: tuple[int, GroupedTuning], device: str = "cuda"
+    shape: Shape,
+    name: str,
+    precision: Precision,
+    wanted: tuple[int, GroupedTuning],
+    device: str = "cuda",
+    way: Way = WORKERS,
 ) -> None:
     """Launches a product of few experts once, of as many rows and by the tuning that are `wanted`."""
     rows, tuning = wanted
     few = Shape({key: value for key, value in shape.config.items() if key != "num_local_experts"})
     few.config["num_experts"] = shape.config["num_experts_per_tok"]
-    layer = Experts(few, name, precision, device)
+    layer = Experts(few, name, precision, device, way)
     draw = layer.draw(rows)
     layer.launch([draw], *layer.operands(draw, rows), tuning)
 
@@ -143,7 +170,9 @@ class Draw:
 class Experts:
     """One product of all experts of a layer, of random numbers."""
 
-    def __init__(self, shape: Shape, name: str, precision: Precision, device: str) -> None:
+    def __init__(
+        self, shape: Shape, name: str, precision: Precision, device: str, way: Way = WORKERS
+    ) -> None:
         import torch
 
         from baton.engine.kernels.fusion import Epilogue
@@ -151,7 +180,7 @@ class Experts:
         from baton.engine.kernels.weight_stack import WeightStack
 
         n, self.k = shape.products()[name]
-        self.name, self.experts, self.device = name, shape.experts, device
+        self.name, self.experts, self.device, self.way = name, shape.experts, device, way
         self.top_k = int(shape.config["num_experts_per_tok"])
         self.epilogue: Epilogue = Epilogue.SWIGLU if name == "gate_up" else Epilogue.PLAIN
         self.dtype: torch.dtype = getattr(torch, precision.torch_dtype)
@@ -163,6 +192,7 @@ class Experts:
             weight = QuantizedWeight.empty(form, self.experts * n, self.k, device)
             weight.randomize_()
         self.stack: WeightStack = WeightStack(weight, self.experts)
+        self.x_scales: Tensor | None = None
         self.outputs = n // 2 if self.epilogue.gated else n
         self.elements, self.nbytes = n * self.k, precision.weight_bytes(n, self.k)
 
@@ -173,6 +203,8 @@ class Experts:
         places, entries = draw.tiles.entry.numel(), rows * self.top_k
         inputs, outputs = (rows, places) if self.epilogue.gated else (places, entries)
         x = torch.randn(inputs, self.k, dtype=self.dtype, device=self.device)
+        if self.way.codes:
+            x, self.x_scales = x.to(torch.float8_e4m3fn), torch.ones(inputs, device=self.device)
         return x, torch.zeros(outputs, self.outputs, dtype=self.dtype, device=self.device)
 
     def measure(self, rows: int) -> tuple[dict[str, Any], Times]:
@@ -184,7 +216,7 @@ class Experts:
         count = min(_MOST_DRAWS, -(-_READ_BYTES // (first.taken * self.nbytes)))
         draws = [first, *(self.draw(rows) for _ in range(count - 1 if self.device == "cuda" else 0))]
         x, out = self.operands(first, rows)
-        chosen = GroupedTuning.of(first.tiles.tile_rows, self.epilogue, self.dtype)
+        chosen = GroupedTuning.of(first.tiles.tile_rows, self.epilogue, x.dtype)
         times: Times = {}
         for tuning in {chosen: None, **dict.fromkeys(tunings())}:
             try:
@@ -196,10 +228,12 @@ class Experts:
         us, read = times[chosen], sum(draw.taken for draw in draws) / len(draws) * self.nbytes
         operations = 2 * rows * self.top_k * self.elements
         found = {
-            "product": self.name, "rows": rows, "tile_rows": first.tiles.tile_rows, "own": self.own(rows),
+            "product": self.name, "codes": self.way.codes, "rows": rows, "tile_rows": first.tiles.tile_rows,
+            "own": self.own(rows),
             "us": round(us, 2), "tb_s": round(read / us / 1e6, 3), "tflop_s": round(operations / us / 1e6, 1),
             **asdict(chosen), "best_us": round(times[best], 2), "best": asdict(best),
             "library_us": self._library_us(rows, draws, microseconds),
+            **({"quantize_us": self._quantize_us(len(x), microseconds)} if self.way.codes else {}),
         }  # fmt: skip
         return found, times
 
@@ -213,7 +247,6 @@ class Experts:
         """Experts of each row, each drawn uniformly, and their tiles."""
         import torch
 
-        from baton.engine.kernels.expert_tiles import rows_of_tile
         from baton.engine.kernels.gpu.experts.align_rows import EntryTiles, Tiles, align_rows
 
         ids = torch.rand(rows, self.experts).topk(self.top_k, 1).indices.int()
@@ -222,7 +255,7 @@ class Experts:
         if self.own(rows):
             tiles = EntryTiles.empty(rows, self.top_k, self.device).of(there)
         else:
-            tiles = Tiles.empty(rows, self.top_k, self.experts, self.device, rows_of_tile(rows))
+            tiles = Tiles.empty(rows, self.top_k, self.experts, self.device, self.way.tile(rows))
             align_rows(tiles, there, counts.int().to(self.device)[None], rows)
         return Draw(tiles, counts.cumsum(0).int().to(self.device), int((counts > 0).sum()))
 
@@ -230,8 +263,9 @@ class Experts:
         """Launches the product of each draw, as a step does."""
         from baton.engine.kernels.gpu.experts.grouped_linear import grouped_linear
 
+        how = self.top_k, self.epilogue, tuning
         for draw in draws:
-            grouped_linear(out, x, self.stack, draw.tiles, self.top_k, self.epilogue, tuning)
+            grouped_linear(out, x, self.stack, draw.tiles, *how, x_scales=self.x_scales)
 
     def _library_us(
         self, rows: int, draws: list[Draw], microseconds: Callable[[Callable[[], None], str], float]
@@ -239,17 +273,32 @@ class Experts:
         """The library's time for a draw; None where it has no product of this format, dtype or device."""
         import torch
 
-        weight = self.stack.weight
-        if not isinstance(weight, torch.Tensor):
-            return None
+        weight, kept = self.stack.weight, (self.experts, -1, self.k)
         x = torch.randn(rows * self.top_k, self.k, dtype=self.dtype, device=self.device)
-        matrices = weight.view(self.experts, -1, self.k).transpose(-2, -1)
+        if isinstance(weight, torch.Tensor):
+            one = partial(torch._grouped_mm, x, weight.view(kept).transpose(-2, -1))
+        elif self.way.codes:
+            codes, matrices = x.to(torch.float8_e4m3fn), weight.codes.view(kept).transpose(-2, -1)
+            scales = torch.ones(len(x), device=self.device), weight.scales.view(self.experts, -1)
+            one = partial(torch._scaled_grouped_mm, codes, matrices, *scales, out_dtype=self.dtype)
+        else:
+            return None
 
         def launch() -> None:
             for draw in draws:
-                torch._grouped_mm(x, matrices, offs=draw.ends)
+                one(offs=draw.ends)
 
         try:
             return round(microseconds(launch, self.device) / len(draws), 2)
         except RuntimeError:
             return None
+
+    def _quantize_us(self, rows: int, microseconds: Callable[[Callable[[], None], str], float]) -> float:
+        """Microseconds of the launch that makes codes of `rows` rows."""
+        import torch
+
+        from baton.engine.kernels.gpu.step.quantize_rows import quantize_rows
+
+        x = torch.randn(rows, self.k, dtype=self.dtype, device=self.device)
+        codes, scales = x.to(torch.float8_e4m3fn), torch.ones(rows, device=self.device)
+        return round(microseconds(lambda: quantize_rows(codes, scales, x), self.device), 2)

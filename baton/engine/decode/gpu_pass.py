@@ -49,6 +49,11 @@ class PassOptions:
     multiprocessors: int = 132
     attention: AttentionTuning | None = None
 
+    @property
+    def exact(self) -> bool:
+        """True in mode `exact`, whose rows have the same bits beside any others."""
+        return self.policy is not None and self.policy.fixed is not None
+
     @classmethod
     def of(cls, model: Model, *, exact: bool) -> PassOptions:
         """Options for this model's GPU and mode."""
@@ -103,7 +108,7 @@ class DecodePass:
         self._row_count = row_count
         # A row holds a token where `row_count` is no less than its number.
         self._numbers = torch.arange(1, rows + 1, dtype=torch.int32, device=model.device)
-        self.workspace = Workspace(model, rows)
+        self.workspace = Workspace(model, rows, exact=options.exact)
         config, device, activations = model.config, model.device, model.precision.activations
         self._exchange = exchange
         self._own_logits = torch.zeros(rows, len(config.head_rows), dtype=activations, device=device)
@@ -126,7 +131,7 @@ class DecodePass:
             most = [max(self.most_items(group, n, several) for n in batches) for group in range(len(groups))]
             return tuple(Items(rows, count, *shape, device, per_item) for count in most)
 
-        groups, exact = cache.groups, self.policy(rows).fixed is not None
+        groups, exact = cache.groups, options.exact
         self.slot_items: tuple[Items, ...] = lists(True) if rows_per_slot > 1 and not exact else ()
         """The items of launches with several rows a slot, by cache group, where one reads the keys and values
         of a slot for all of them; else, in mode `exact`, each row has items of its own."""

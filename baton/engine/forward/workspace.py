@@ -20,8 +20,11 @@ class Workspace:
     what mixtures need; None for a model without any.
     """
 
-    def __init__(self, model: Model, rows: int, *, more_qkv: int = 0, more_attn_out: int = 0) -> None:
-        """All zeros. `more_qkv`, `more_attn_out`: rows of these buffers beyond `rows`."""
+    def __init__(
+        self, model: Model, rows: int, *, more_qkv: int = 0, more_attn_out: int = 0, exact: bool = False
+    ) -> None:
+        """All zeros. `more_qkv`, `more_attn_out`: rows of these buffers beyond `rows`. `exact`: rows
+        of experts do not become codes."""
         config = model.config
 
         def buffer(width: int, rows: int = rows, dtype: torch.dtype = model.precision.activations) -> Tensor:
@@ -34,7 +37,7 @@ class Workspace:
         self.attn_out = buffer(query_width, rows + more_attn_out)
         dense = [each.mlp.inner_width for each in model.layers if isinstance(each.mlp, DenseMlp)]
         self.inner = buffer(max(dense, default=0))
-        self.experts = ExpertsSpace.of(model, rows)
+        self.experts = ExpertsSpace.of(model, rows, by_codes=not exact)
         self._rotary = [
             (buffer(half, dtype=torch.float32), buffer(half, dtype=torch.float32)) for _ in model.ropes
         ]

@@ -29,9 +29,13 @@ def own_tile_rows(top_k: int, experts: int) -> int:
     return max(1, experts // (_EXPERTS_AN_ENTRY * top_k))
 
 
-def space_bytes(rows: int, top_k: int, experts: int, hidden: int, inner: int, element_bytes: int) -> int:
-    """Bytes that mixtures need beside the workspace of a pass of up to `rows` rows: `ExpertsSpace`."""
+def space_bytes(
+    rows: int, top_k: int, experts: int, hidden: int, inner: int, element_bytes: int, *, codes: bool = False
+) -> int:
+    """Bytes that mixtures need beside the workspace of a pass of up to `rows` rows: `ExpertsSpace`. `codes`:
+    rows become codes."""
     tile_rows = rows_of_tile(rows)
     places = most_tiles(rows, top_k, experts, tile_rows) * tile_rows
     values = rows * hidden + places * inner + rows * top_k * hidden
-    return values * element_bytes + 4 * (places + rows * (2 * top_k + experts))
+    of_codes = max(rows * hidden, places * inner) + 4 * max(rows, places) if codes else 0
+    return of_codes + values * element_bytes + 4 * (places + rows * (2 * top_k + experts))

@@ -39,6 +39,16 @@ def test_a_product_of_experts(
         assert found["library_us"] is None
 
 
+def test_a_product_of_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By tiles of as many rows as are asked for."""
+    monkeypatch.setattr(experts, "tunings", lambda: [TUNING])
+    way = experts.Way(codes=True, tile_rows=32)
+    found, times = experts.Experts(SMALL, "down", Precision("bf16", "fp8"), "cpu", way).measure(9)
+    assert (found["codes"], found["tile_rows"], found["columns"]) == (True, 32, 128)
+    assert found["quantize_us"] > 0
+    assert TUNING in times
+
+
 def test_what_is_compiled_beforehand_is_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all that a kernel is compiled for apart from addresses: fewer experts have the same N, K and k."""
     launched: list[tuple[object, ...]] = []

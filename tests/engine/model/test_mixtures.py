@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from baton.engine.model.layers.experts import ExpertsMlp
 from baton.engine.model.modules import Model, Precision
 from baton.engine.model.tensors import active_weights, layer_matrices, least_rows, parameter_counts
 from baton.engine.model.weight_formats import weight_formats
+from baton.engine.model.weight_places import weight_places
 from baton.engine.model.weights import load_weights, random_weights, weight_bytes
 from bench.shapes import SHAPES
 from services.common.config.worker import EngineConfig
@@ -224,11 +225,15 @@ def test_a_prefill_step_is_longer_where_memory_allows(tmp_path: Path) -> None:
     assert fewer == pytest.approx(more / block, abs=2)
 
 
+@pytest.mark.parametrize("quantization", [None, "fp8", "int4"])
 @pytest.mark.parametrize("rows", [3, 256, 512])
-def test_memory_of_experts_is_what_a_pass_allocates(rows: int, tmp_path: Path) -> None:
+def test_memory_of_experts_is_what_a_pass_allocates(
+    rows: int, quantization: Literal["fp8", "int4"] | None, tmp_path: Path
+) -> None:
     config = load_config(SMALL.make(tmp_path))
-    weights = load_weights(config, tmp_path, "cpu", torch.float32)
-    model = Model(config, weights, config.layout(16, "float32"), "cpu", Precision.of(torch.float32))
+    formats = weight_formats(config, quantization)
+    weights = weight_places(config, "cpu", torch.bfloat16, formats)
+    model = Model(config, weights, config.layout(16, "bfloat16"), "cpu", Precision.of(torch.bfloat16))
     space = ExpertsSpace.of(model, rows)
     assert space is not None
     assert config.experts is not None
@@ -236,7 +241,12 @@ def test_memory_of_experts_is_what_a_pass_allocates(rows: int, tmp_path: Path) -
     found = [getattr(part, one.name) for part in parts for one in dataclasses.fields(part)]
     held = sum(one.nbytes for one in found if isinstance(one, Tensor))
     sizes = config.experts.top_k, config.experts.count, config.hidden_size, config.experts.intermediate_size
-    assert held == pytest.approx(space_bytes(rows, *sizes, 4), rel=0.02)
+    codes = quantization == "fp8"
+    assert held == pytest.approx(space_bytes(rows, *sizes, 2, codes=codes), rel=0.02)
+    without = ExpertsSpace.of(model, rows, by_codes=False)
+    assert without is not None
+    assert without.codes.numel() == 0
+    assert (space.codes.numel() > 0) == codes
 
 
 def test_a_mixtures_pass_of_few_rows_takes_as_long_as_reading_all_experts(tmp_path: Path) -> None:

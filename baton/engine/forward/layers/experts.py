@@ -11,8 +11,12 @@ from baton.engine.kernels.expert_tiles import MOST_ROWS_OF_DECODE, own_tile_rows
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.experts.align_rows import EntryTiles, Tiles, align_rows
 from baton.engine.kernels.gpu.experts.combine_rows import combine_rows
+from baton.engine.kernels.gpu.experts.grouped_codes import takes_codes
 from baton.engine.kernels.gpu.experts.grouped_linear import grouped_linear
 from baton.engine.kernels.gpu.experts.route_rows import RouterSpace, RouterTuning, gathers, route_rows
+from baton.engine.kernels.gpu.step.quantize_rows import quantize_rows
+from baton.engine.kernels.quantized_weight import QuantizedWeight
+from baton.engine.kernels.weight_stack import WeightStack
 from baton.engine.model.layers.experts import ExpertsMlp
 from baton.engine.model.modules import Model
 
@@ -30,7 +34,8 @@ def router_tuning(rows: int) -> RouterTuning:
 class ExpertsSpace:
     """Memory that the mixtures of a pass of up to R rows share. `present` [R] int32: negative for a row that
     holds no token, and takes no expert; `normed` [R, hidden]; `ids`, `weights` [R, k]; `tiles`, and for few
-    rows `own_tiles`; `inner` [places of tiles, inner width]; `results` [R · k, hidden]."""
+    rows `own_tiles`; `inner` [places of tiles, inner width]; `results` [R · k, hidden]; `codes` e4m3 and
+    `code_scales`, of the rows of `normed` or of `inner`: without elements where experts take none."""
 
     present: Tensor
     normed: Tensor
@@ -41,10 +46,13 @@ class ExpertsSpace:
     own_tiles: EntryTiles
     inner: Tensor
     results: Tensor
+    codes: Tensor
+    code_scales: Tensor
 
     @classmethod
-    def of(cls, model: Model, rows: int) -> ExpertsSpace | None:
-        """Zeros for up to `rows` rows; None for a model without experts."""
+    def of(cls, model: Model, rows: int, *, by_codes: bool = True) -> ExpertsSpace | None:
+        """Zeros for up to `rows` rows; None for a model without experts. `by_codes`: experts in fp8 are
+        multiplied by codes of 16-bit rows."""
         config, device, dtype = model.config, model.device, model.precision.activations
         if config.experts is None:
             return None
@@ -52,7 +60,14 @@ class ExpertsSpace:
         tiles = Tiles.empty(rows, top_k, experts, device, rows_of_tile(rows))
         few = rows <= MOST_ROWS_OF_DECODE
         own_rows = min(rows, own_tile_rows(top_k, experts)) if few else 0
+        stacks = [layer.mlp.gate_up for layer in model.layers if isinstance(layer.mlp, ExpertsMlp)]
+        by_codes = by_codes and dtype.itemsize == 2 and all(map(_takes_codes, stacks))
+        places, inner = (tiles.entry.numel(), config.experts.intermediate_size) if by_codes else (0, 0)
         return cls(
+            codes=torch.zeros(
+                max(rows * width, places * inner) if by_codes else 0, dtype=torch.float8_e4m3fn, device=device
+            ),
+            code_scales=torch.zeros(max(rows, places) if by_codes else 0, device=device),
             present=torch.zeros(rows, dtype=torch.int32, device=device),
             normed=torch.zeros(rows, width, dtype=dtype, device=device),
             router=RouterSpace.empty(rows, experts, device, router_tuning(rows)),
@@ -66,9 +81,19 @@ class ExpertsSpace:
             results=torch.zeros(rows * top_k, width, dtype=dtype, device=device),
         )
 
+    def as_codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [N, K] → codes [N, K] and a scale a row [N], valid until the next call."""
+        codes, scales = self.codes[: x.numel()].view(x.shape), self.code_scales[: len(x)]
+        quantize_rows(codes, scales, x)
+        return codes, scales
+
     def behind(self, first: int) -> ExpertsSpace:
         """The same memory, but `present` of the rows from `first` on."""
         return replace(self, present=self.present[first:])
+
+
+def _takes_codes(stack: WeightStack) -> bool:
+    return isinstance(stack.weight, QuantizedWeight) and takes_codes(stack.weight.format)
 
 
 def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor) -> None:
@@ -90,6 +115,11 @@ def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor) -> None:
     )  # fmt: skip
     if not by_own and not gathered:
         align_rows(tiles, ids, router.counts, router.tuning.rows)
-    grouped_linear(space.inner, normed, mlp.gate_up, tiles, mlp.top_k, mlp.gate)
-    grouped_linear(results, space.inner, mlp.down, tiles, mlp.top_k, Epilogue.PLAIN)
+    # Few rows take less time than a launch that quantises them.
+    by_codes = not by_own and space.codes.numel() > 0
+    x = space.as_codes(normed) if by_codes else (normed, None)
+    grouped_linear(space.inner, x[0], mlp.gate_up, tiles, mlp.top_k, mlp.gate, x_scales=x[1])
+    inner = space.inner[: tiles.entry.numel()]
+    x = space.as_codes(inner) if by_codes else (inner, None)
+    grouped_linear(results, x[0], mlp.down, tiles, mlp.top_k, Epilogue.PLAIN, x_scales=x[1])
     combine_rows(hidden, results, ids, weights)

@@ -262,7 +262,15 @@ def _experts_bytes(config: ModelConfig, engine: EngineConfig, rows: int) -> int:
     if (experts := config.experts) is None:
         return 0
     hidden, inner = config.hidden_size, experts.intermediate_size
-    return space_bytes(rows, experts.top_k, experts.count, hidden, inner, _element_bytes(config, engine))
+    element = _element_bytes(config, engine)
+    codes = element == 2 and _experts_in_fp8(config, engine.quantization)
+    return space_bytes(rows, experts.top_k, experts.count, hidden, inner, element, codes=codes)
+
+
+@lru_cache(maxsize=8)
+def _experts_in_fp8(config: ModelConfig, quantization: Quantization | None) -> bool:
+    formats = weight_formats(config, quantization)
+    return any(form.codes == "fp8" for key, form in formats.items() if ".experts." in key)
 
 
 def exchange_bytes(config: ModelConfig, engine: EngineConfig, shape: StepShape, chunk_tokens: int) -> int:

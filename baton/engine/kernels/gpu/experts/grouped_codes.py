@@ -3,6 +3,9 @@
 Codes become numbers of x's dtype, exactly. Scales of whole rows multiply the sums at the end, those of groups
 of columns the sums of their group, in float32. Rows are counted through the stack of all experts: none of
 them ends within a block of scales.
+
+Where x is e4m3 codes too, with a scale a row (`quantize_rows`), the matrix units multiply codes by codes: no
+code becomes a number first, which takes longer than reading them.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ from baton.engine.kernels.weight_format import INT4_SPAN, WeightFormat
 
 @triton.jit
 def _grouped_codes(
-    x, codes, scales, zeros, out, tile_expert, tile_entry, N, K, ROW_BYTES, GROUPS, top_k,
+    x, x_scales, codes, scales, zeros, out, tile_expert, tile_entry, N, K, ROW_BYTES, GROUPS, top_k,
     TILE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, EPILOGUE: tl.constexpr,
     EVEN: tl.constexpr, KIND: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUP: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, DOT: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, DOT: tl.constexpr, X_CODES: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(1)
     expert = tl.load(tile_expert + tile)
@@ -50,7 +53,7 @@ def _grouped_codes(
         else:
             sums = add_code_tile(
                 w_rows, scales, x_rows, rows, start, sums, K, GROUPS, KIND, BK, SCALE_ROWS, GROUP, EVEN, DOT,
-                False,
+                X_CODES,
             )  # fmt: skip
         if EPILOGUE >= 2:
             if KIND == INT4:
@@ -60,8 +63,12 @@ def _grouped_codes(
             else:
                 ups = add_code_tile(
                     u_rows, scales, x_rows, up_rows, start, ups, K, GROUPS, KIND, BK, SCALE_ROWS, GROUP, EVEN,
-                    DOT, False,
+                    DOT, X_CODES,
                 )  # fmt: skip
+    if X_CODES:
+        x_scale = tl.load(x_scales + source)[None, :]
+        sums *= x_scale
+        ups *= x_scale
     if GROUP == 0:
         sums *= tl.load(scales + rows)[:, None]
         if EPILOGUE >= 2:
@@ -77,6 +84,11 @@ def grouped_codes_fit(weight_format: WeightFormat) -> bool:
     return weight_format.codes == "fp8" and fits(weight_format, _most_width(weight_format))
 
 
+def takes_codes(weight_format: WeightFormat) -> bool:
+    """True if x may be e4m3 codes where experts are in this format: fp8."""
+    return weight_format.codes == "fp8" and grouped_codes_fit(weight_format)
+
+
 def grouped_codes(
     out: Tensor,
     x: Tensor,
@@ -85,15 +97,18 @@ def grouped_codes(
     top_k: int,
     epilogue: Epilogue,
     tuning: GroupedTuning,
+    x_scales: Tensor | None = None,
 ) -> None:
     """Computes `grouped_linear` with the stack's codes [E · N, K] in a format of `grouped_codes_fit`; the
-    caller checks shapes. Tiles are no wider than a group of fp8's columns, and as wide as a span of int4."""
+    caller checks shapes. `x_scales`: x is codes with these scales. Tiles are no wider than a group of fp8's
+    columns, and as wide as a span of int4."""
     weight_format, (_, k) = weight.format, weight.shape
     n, count = out.shape[1], len(tiles.expert)
     width = INT4_SPAN if weight_format.codes == "int4" else min(tuning.width, _most_width(weight_format))
     by_float32 = out.dtype.itemsize > 2 or not ON_CHIP.value
     _grouped_codes[(triton.cdiv(n, tuning.columns), count)](
         x,
+        weight.scales if x_scales is None else x_scales,
         weight.codes,
         weight.scales,
         weight.scales if weight.zeros is None else weight.zeros,
@@ -116,6 +131,7 @@ def grouped_codes(
         GROUP=weight_format.scale_columns,
         HAS_ZEROS=weight.zeros is not None,
         DOT=tl.float32 if by_float32 else getattr(tl, str(out.dtype).removeprefix("torch.")),
+        X_CODES=x_scales is not None,
         num_warps=tuning.warps,
     )
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from baton.device.ptx import ON_CHIP
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.experts.align_rows import Tiles
-from baton.engine.kernels.gpu.experts.grouped_codes import grouped_codes, grouped_codes_fit
+from baton.engine.kernels.gpu.experts.grouped_codes import grouped_codes, grouped_codes_fit, takes_codes
 from baton.engine.kernels.gpu.experts.grouped_tile import GroupedTuning, store_tile, tile_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.kernels.weight_stack import WeightStack
@@ -67,12 +67,13 @@ def grouped_linear(
     top_k: int,
     epilogue: Epilogue,
     tuning: GroupedTuning | None = None,
+    x_scales: Tensor | None = None,
 ) -> None:
     """Multiplies rows by the weights of their experts, tile by tile.
 
     With a gated epilogue x [R, K], stack [E, 2 N, K], out [places, N]; with PLAIN x [places, K], stack [E, N,
     K], out [R · k, N]; `places` are at least those of all tiles. All contiguous; of one dtype, or the stack
-    in fewer bits (`grouped_codes`).
+    in fewer bits (`grouped_codes`). `x_scales` [rows of x] float32: x is e4m3 codes, for a stack of such.
 
     What no tile has is not written. Raises ValueError for shapes that do not fit, other formats and other
     epilogues.
@@ -90,7 +91,9 @@ def grouped_linear(
     if isinstance(weight, QuantizedWeight):
         if not grouped_codes_fit(weight.format) or rows % weight.format.scale_rows:
             raise ValueError(f"no kernel for experts of {rows} rows in {weight.format.name}")
-        grouped_codes(out, x, weight, tiles, top_k, epilogue, tuning)
+        if x_scales is not None and (not takes_codes(weight.format) or len(x_scales) != len(x)):
+            raise ValueError(f"{len(x_scales)} scales of codes {tuple(x.shape)} by {weight.format.name}")
+        grouped_codes(out, x, weight, tiles, top_k, epilogue, tuning, x_scales)
         return
     _grouped[(triton.cdiv(n, tuning.columns), count)](
         x,

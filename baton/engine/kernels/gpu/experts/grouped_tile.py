@@ -54,6 +54,8 @@ class GroupedTuning:
     def of(cls, tile_rows: int, epilogue: Epilogue, dtype: torch.dtype) -> GroupedTuning:
         """Chooses the tuning for tiles of `tile_rows` rows of x in a dtype."""
         wide = dtype.itemsize > 2
+        if dtype.itemsize == 1:  # codes: as many columns as the matrix units take of them at once
+            return cls(128, 128, 4, 8) if tile_rows > FEW_ROWS else cls(64, 128, 4, 4)
         if tile_rows > FEW_ROWS:
             return cls(128, 64, 2 if wide else 3, 8)
         # Of few experts many programs, each with two matrices.

@@ -21,8 +21,8 @@ from baton.engine.kernels.gpu.gemm.gemv import gated
 # The largest number of two digits: 128 · 127 + 63.
 _MOST_DIGITS = 16319.0
 _MOST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-# Rows wider than this have more threads.
-_WIDE = 8192
+# Rows wider than this have more threads; narrow ones, which are many where they are an expert's, have few.
+_WIDE, _NARROW = 8192, 1024
 
 
 @triton.jit
@@ -146,7 +146,7 @@ def _launch(
         HAS_NORM=norm is not None,
         DIGITS=digits,
         MOST=most,
-        num_warps=16 if width > _WIDE else 8,
+        num_warps=16 if width > _WIDE else 2 if width <= _NARROW and norm is None else 8,
     )
 
 

@@ -15,7 +15,8 @@ from baton.engine.kernels.gpu.experts.combine_rows import combine_rows
 from baton.engine.kernels.gpu.experts.grouped_linear import grouped_linear
 from baton.engine.kernels.gpu.experts.grouped_tile import GroupedTuning
 from baton.engine.kernels.gpu.experts.route_rows import RouterSpace, RouterTuning, route_rows
-from baton.engine.kernels.quantized_weight import Weight
+from baton.engine.kernels.gpu.step.quantize_rows import quantize_rows
+from baton.engine.kernels.quantized_weight import Weight, dense
 from baton.engine.kernels.reference.experts import mix, route
 from baton.engine.kernels.reference.row_ops import rms_norm
 from baton.engine.kernels.weight_format import FORMATS, WeightFormat
@@ -324,6 +325,38 @@ def test_experts_in_fewer_bits_are_what_their_codes_stand_for(
         expected = stream + mix(x, ids.long(), weights, mixture.gate_up, mixture.down, Epilogue.SWIGLU)
         torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4, msg=name)
         assert torch.equal(found, mixture.by_kernels(stream, x, ids, weights, Epilogue.SWIGLU)), name
+
+
+@pytest.mark.parametrize("form", [WeightFormat("fp8"), WeightFormat("fp8", 32, 32)], ids=str)
+@pytest.mark.parametrize("tile_rows", [FEW_ROWS, MANY_ROWS])
+def test_rows_of_codes_give_what_they_stand_for(form: WeightFormat, tile_rows: int) -> None:
+    """Experts in fp8 times codes of rows, as the reference multiplies what both stand for."""
+    rows, top_k, experts, hidden, inner = 19, 3, 5, 64, 32
+    mixture = Mixture.random(experts, hidden, inner, torch.bfloat16, form)
+    x, gate = normal(rows, hidden, seed=3, dtype=torch.bfloat16), Epilogue.SWIGLU
+    codes = torch.zeros(rows, hidden, dtype=torch.float8_e4m3fn, device=DEVICE)
+    scales = torch.zeros(rows, device=DEVICE)
+    quantize_rows(codes, scales, x)
+    stood_for = codes.float() * scales[:, None]
+    gate_up = WeightStack(dense(mixture.gate_up.weight, torch.float32), experts)
+    for name, routing in routings(rows, top_k, experts).items():
+        ids = as_ids(routing)
+        tiles = Tiles.empty(rows, top_k, experts, DEVICE, tile_rows)
+        align(tiles, ids, experts)
+        found, expected = (x.new_full((tiles.entry.numel(), inner), torch.nan) for _ in range(2))
+        how = tiles, top_k, gate, GroupedTuning(64, 32, 2, 4)
+        grouped_linear(found, codes, mixture.gate_up, *how, x_scales=scales)
+        wide = expected.float()
+        grouped_linear(wide, stood_for, gate_up, *how)
+        there = (tiles.expert >= 0)[:, None] & (tiles.entry >= 0)
+        assert relative_rms(found[there.flatten()].float(), wide[there.flatten()]) < 0.02, name
+
+
+def test_codes_are_refused_where_experts_are_none() -> None:
+    stack, tiles = WeightStack(quantize(normal(3 * 48, 64), CODES[2]), 3), Tiles.empty(2, 1, 3, DEVICE)
+    codes = torch.zeros(2, 64, dtype=torch.float8_e4m3fn, device=DEVICE)
+    with pytest.raises(ValueError, match="2 scales of codes"):
+        grouped_linear(normal(64, 24), codes, stack, tiles, 1, Epilogue.SWIGLU, TUNING, x_scales=normal(2))
 
 
 @pytest.mark.parametrize("form", [WeightFormat("int8"), WeightFormat("fp8", 32, 64)], ids=str)
