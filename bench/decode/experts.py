@@ -209,14 +209,14 @@ class Experts:
 
     def measure(self, rows: int) -> tuple[dict[str, Any], Times]:
         """Times the products of `rows` rows by every tuning → their figures, and microseconds by tuning."""
-        from baton.engine.kernels.gpu.experts.grouped_tile import GroupedTuning
+        from baton.engine.kernels.gpu.experts.grouped_linear import chosen_tuning
         from bench.decode.timing import microseconds
 
         first = self.draw(rows)
         count = min(_MOST_DRAWS, -(-_READ_BYTES // (first.taken * self.nbytes)))
         draws = [first, *(self.draw(rows) for _ in range(count - 1 if self.device == "cuda" else 0))]
         x, out = self.operands(first, rows)
-        chosen = GroupedTuning.of(first.tiles.tile_rows, self.epilogue, x.dtype)
+        chosen = chosen_tuning(x, self.stack.weight, first.tiles, self.epilogue)
         times: Times = {}
         for tuning in {chosen: None, **dict.fromkeys(tunings())}:
             try:

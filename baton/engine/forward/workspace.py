@@ -23,8 +23,8 @@ class Workspace:
     def __init__(
         self, model: Model, rows: int, *, more_qkv: int = 0, more_attn_out: int = 0, exact: bool = False
     ) -> None:
-        """All zeros. `more_qkv`, `more_attn_out`: rows of these buffers beyond `rows`. `exact`: rows
-        of experts do not become codes."""
+        """All zeros. `more_qkv`, `more_attn_out`: rows of these buffers beyond `rows`. `exact`: of
+        `ExpertsSpace.of`."""
         config = model.config
 
         def buffer(width: int, rows: int = rows, dtype: torch.dtype = model.precision.activations) -> Tensor:
@@ -37,7 +37,7 @@ class Workspace:
         self.attn_out = buffer(query_width, rows + more_attn_out)
         dense = [each.mlp.inner_width for each in model.layers if isinstance(each.mlp, DenseMlp)]
         self.inner = buffer(max(dense, default=0))
-        self.experts = ExpertsSpace.of(model, rows, by_codes=not exact)
+        self.experts = ExpertsSpace.of(model, rows, exact=exact)
         self._rotary = [
             (buffer(half, dtype=torch.float32), buffer(half, dtype=torch.float32)) for _ in model.ropes
         ]

@@ -50,18 +50,19 @@ class ExpertsSpace:
     code_scales: Tensor
 
     @classmethod
-    def of(cls, model: Model, rows: int, *, by_codes: bool = True) -> ExpertsSpace | None:
-        """Zeros for up to `rows` rows; None for a model without experts. `by_codes`: experts in fp8 are
-        multiplied by codes of 16-bit rows."""
+    def of(cls, model: Model, rows: int, *, exact: bool = False) -> ExpertsSpace | None:
+        """Zeros for up to `rows` rows; None for a model without experts. `exact`: any number of rows is
+        computed by the same tiles; else few rows have tiles of their own, and more are multiplied as codes
+        where experts are fp8 and rows have 16 bits."""
         config, device, dtype = model.config, model.device, model.precision.activations
         if config.experts is None:
             return None
         experts, top_k, width = config.experts.count, config.experts.top_k, config.hidden_size
         tiles = Tiles.empty(rows, top_k, experts, device, rows_of_tile(rows))
-        few = rows <= MOST_ROWS_OF_DECODE
+        few = rows <= MOST_ROWS_OF_DECODE and not exact
         own_rows = min(rows, own_tile_rows(top_k, experts)) if few else 0
         stacks = [layer.mlp.gate_up for layer in model.layers if isinstance(layer.mlp, ExpertsMlp)]
-        by_codes = by_codes and dtype.itemsize == 2 and all(map(_takes_codes, stacks))
+        by_codes = not exact and dtype.itemsize == 2 and all(map(_takes_codes, stacks))
         places, inner = (tiles.entry.numel(), config.experts.intermediate_size) if by_codes else (0, 0)
         return cls(
             codes=torch.zeros(

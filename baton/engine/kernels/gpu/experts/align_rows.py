@@ -67,10 +67,12 @@ def _align(
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Rows by expert, in tiles. `expert` [T] int32: of each tile, -1 beyond the last one. `entry` [T, rows of
-    a tile] int32: row · k + place of each row of a tile, -1 for none."""
+    a tile] int32: row · k + place of each row of a tile, -1 for none. `own`: each entry has a tile of its
+    own, so that there are few."""
 
     expert: Tensor
     entry: Tensor
+    own: bool = False
 
     @classmethod
     def empty(
@@ -108,7 +110,7 @@ class EntryTiles:
 
     def of(self, ids: Tensor) -> Tiles:
         """The tiles of ids [R, k], in their memory."""
-        return Tiles(ids.view(-1), self.entry[: ids.numel()])
+        return Tiles(ids.view(-1), self.entry[: ids.numel()], own=True)
 
 
 def align_rows(tiles: Tiles, ids: Tensor, counts: Tensor, run: int) -> None:

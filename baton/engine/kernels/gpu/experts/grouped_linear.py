@@ -19,7 +19,7 @@ from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.experts.align_rows import Tiles
 from baton.engine.kernels.gpu.experts.grouped_codes import grouped_codes, grouped_codes_fit, takes_codes
 from baton.engine.kernels.gpu.experts.grouped_tile import GroupedTuning, store_tile, tile_rows
-from baton.engine.kernels.quantized_weight import QuantizedWeight
+from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
 from baton.engine.kernels.weight_stack import WeightStack
 
 
@@ -59,6 +59,12 @@ def _load(rows, k, K, EVEN: tl.constexpr, UPCAST: tl.constexpr):
     return values
 
 
+def chosen_tuning(x: Tensor, weight: Weight, tiles: Tiles, epilogue: Epilogue) -> GroupedTuning:
+    """Returns the tuning by which `grouped_linear` computes a product unless another is given."""
+    narrow = tiles.own or isinstance(weight, QuantizedWeight)
+    return GroupedTuning.of(tiles.tile_rows, epilogue, x.dtype, narrow=narrow)
+
+
 def grouped_linear(
     out: Tensor,
     x: Tensor,
@@ -78,8 +84,8 @@ def grouped_linear(
     What no tile has is not written. Raises ValueError for shapes that do not fit, other formats and other
     epilogues.
     """
-    tuning = tuning or GroupedTuning.of(tiles.tile_rows, epilogue, x.dtype)
     (_, rows, k), count, weight = stack.shape, len(tiles.expert), stack.weight
+    tuning = tuning or chosen_tuning(x, weight, tiles, epilogue)
     if epilogue is Epilogue.RESIDUAL:
         raise ValueError("no kernel adds the experts' products to out")
     n, places = (rows // 2, out.shape[0]) if epilogue.gated else (rows, x.shape[0])

@@ -413,7 +413,8 @@ def as_chosen(
                 assert torch.equal(mixture.by_kernels(*parts, *how)[0], found[row]), (name, tile_rows, row)
                 if tile_rows == FEW_ROWS:
                     own = EntryTiles.empty(1, top_k, DEVICE).of(parts[2])
-                    assert torch.equal(mixture.by_tiles(own, *parts, Epilogue.SWIGLU)[0], found[row]), name
+                    alone = mixture.by_tiles(own, *parts, Epilogue.SWIGLU)[0]
+                    assert relative_rms(alone.float(), expected[row].float()) < 0.03, name
 
 
 @pytest.mark.slow
