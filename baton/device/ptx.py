@@ -48,6 +48,23 @@ def let_next_begin():
 
 
 @triton.jit
+def wait_for_previous():
+    """Waits until the kernels before have ended and what they wrote can be read, in a launch with
+    `dependent_launch`, and lets the next kernel start then."""
+    if ON_CHIP:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
+        let_next_begin()
+
+
+def dependent_launch(early: bool) -> dict[str, bool]:
+    """Options of a launch that may begin before the kernel before it has ended (programmatic dependent
+    launch, Hopper), where `early`: the kernel begins with `wait_for_previous`."""
+    return {"launch_pdl": True} if early and ON_CHIP.value else {}
+
+
+@triton.jit
 def together():
     """A barrier: all threads of the program see what each of them wrote before."""
     if ON_CHIP:

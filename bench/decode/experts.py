@@ -12,8 +12,9 @@ turn, so that weights are not in the GPU's cache.
 
 Then a line a product and tile of rows, for `own` tiles, of an entry each, and for others: the tunings with
 the smallest `over_best`, the geometric mean, over those numbers of rows, of a tuning's time over the best
-one's: columns, width, stages, warps, and that mean. Last, a line a number of rows of the router, beside what
-places entries into tiles (`align_us`) and adds up results (`combine_us`).
+one's: columns, width, stages, warps, and that mean. Then a line a number of rows of the router, beside what
+places entries into tiles (`align_us`) and adds up results (`combine_us`). Last, a line a number of rows of a
+whole layer, with launches that begin early (`early_us`) and without.
 """
 
 from __future__ import annotations
@@ -86,6 +87,9 @@ def _lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     router.compile_all(shape, precision, arguments.rows)
     for rows in arguments.rows:
         yield of_all | router.Router(shape, precision, rows, "cuda").measure()
+    layers = router.Layers(shape, precision, "cuda")
+    for rows in arguments.rows:
+        yield of_all | layers.measure(rows)
 
 
 def best_of_all(times: Sequence[Times]) -> list[list[float]]:

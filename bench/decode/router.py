@@ -1,24 +1,30 @@
 """The kernels of a mixture beside its products: the router by every tuning, and by a worker's tuning placing
-entries and adding results."""
+entries and adding results, and all of a layer."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from bench.engine_driver import random_model
 from bench.shapes import Precision, Shape
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from baton.engine.kernels.gpu.experts.route_rows import RouterSpace, RouterTuning
 
 # Bytes of the routers that are launched in turn, more than a second-level cache holds; routers at most.
 _READ_BYTES, _MOST_ROUTERS = 128 << 20, 256
 # Seconds that compiling all tunings may take.
 _COMPILE_S = 60.0
+# Layers whose experts are read in turn, which are more than a second-level cache holds; replays compared.
+FEW = {"num_hidden_layers": 6, "vocab_size": 512}
+_REPLAYS = 50
 
 
 def tunings(rows: int) -> list[RouterTuning]:
@@ -119,3 +125,54 @@ class Router:
             "align_us": round(microseconds(align, self.device), 2),
             "combine_us": round(microseconds(combine, self.device), 2),
         }  # fmt: skip
+
+
+class Layers:
+    """The mixtures of some layers of random numbers, as a step launches them."""
+
+    def __init__(self, shape: Shape, precision: Precision, device: str) -> None:
+        from baton.engine.model.layers.experts import ExpertsMlp
+
+        self.model = random_model(Shape({**shape.config, **FEW}), precision, 64, 64, device)
+        self._layers = [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, ExpertsMlp)]
+        self._device = device
+
+    def measure(self, rows: int) -> dict[str, Any]:
+        """Microseconds of a layer of `rows` random rows with launches that wait, `us`, and that begin early;
+        `differing`: results of the latter, of many replays, whose bits are others."""
+        import torch
+
+        from bench.decode.timing import microseconds
+
+        hidden = torch.randn(rows, self.model.config.hidden_size, device=self._device)
+        hidden = hidden.to(self.model.precision.activations)
+        found: list[Tensor] = []
+        times = []
+        for early in (False, True):
+            launch, out = self._launches(hidden, early=early)
+            launch()
+            found.append(out.clone())
+            times.append(round(microseconds(launch, self._device) / len(self._layers), 2))
+        differing = 0
+        for _ in range(_REPLAYS if self._device == "cuda" else 1):
+            launch()
+            differing += not torch.equal(out, found[0])
+        return {
+            "product": "layer", "rows": rows, "us": times[0], "early_us": times[1], "differing": differing,
+        }  # fmt: skip
+
+    def _launches(self, hidden: Tensor, *, early: bool) -> tuple[Callable[[], None], Tensor]:
+        """Launches all layers over a copy of `hidden` → the call that does so, and the copy."""
+        import torch
+
+        from baton.engine.forward.layers.experts import ExpertsSpace, run_experts
+
+        space, out = ExpertsSpace.of(self.model, len(hidden), early=early), torch.empty_like(hidden)
+        assert space is not None
+
+        def launch() -> None:
+            out.copy_(hidden)
+            for layer in self._layers:
+                run_experts(space, layer, out)
+
+        return launch, out

@@ -8,7 +8,7 @@ from baton.engine.forward.layers.experts import router_tuning
 from baton.engine.kernels.gpu.experts.grouped_tile import GroupedTuning
 from baton.engine.kernels.gpu.experts.route_rows import RouterTuning
 from bench.decode import experts, router
-from bench.shapes import Precision, Shape
+from bench.shapes import SHAPES, Precision, Shape
 
 SMALL = Shape(
     {
@@ -87,6 +87,14 @@ def test_the_tuning_that_is_close_to_the_best_everywhere() -> None:
     times = [{first: 10.0, second: 11.0, third: 5.0}, {first: 30.0, second: 11.0}]
     ratios = [[64, 64, 2, 4, 1.483], [32, 64, 2, 4, 2.335]]
     assert experts.best_of_all(times) == ratios
+
+
+def test_whole_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "FEW", {"num_hidden_layers": 2, "vocab_size": 64})
+    small = {**SHAPES["qwen3-30b-a3b"].config, **SMALL.config, "moe_intermediate_size": 32}
+    found = router.Layers(Shape(small), Precision("fp32"), "cpu").measure(3)
+    assert found["us"] > 0
+    assert found["differing"] == 0
 
 
 def test_each_row_draws_its_experts() -> None:

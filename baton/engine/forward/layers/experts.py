@@ -35,7 +35,8 @@ class ExpertsSpace:
     """Memory that the mixtures of a pass of up to R rows share. `present` [R] int32: negative for a row that
     holds no token, and takes no expert; `normed` [R, hidden]; `ids`, `weights` [R, k]; `tiles`, and for few
     rows `own_tiles`; `inner` [places of tiles, inner width]; `results` [R · k, hidden]; `codes` e4m3 and
-    `code_scales`, of the rows of `normed` or of `inner`: without elements where experts take none."""
+    `code_scales`, of the rows of `normed` or of `inner`: without elements where experts take none. `early`:
+    launches begin before those before them have ended (`dependent_launch`)."""
 
     present: Tensor
     normed: Tensor
@@ -48,9 +49,10 @@ class ExpertsSpace:
     results: Tensor
     codes: Tensor
     code_scales: Tensor
+    early: bool
 
     @classmethod
-    def of(cls, model: Model, rows: int, *, exact: bool = False) -> ExpertsSpace | None:
+    def of(cls, model: Model, rows: int, *, exact: bool = False, early: bool = False) -> ExpertsSpace | None:
         """Zeros for up to `rows` rows; None for a model without experts. `exact`: any number of rows is
         computed by the same tiles; else few rows have tiles of their own, and more are multiplied as codes
         where experts are fp8 and rows have 16 bits."""
@@ -65,6 +67,7 @@ class ExpertsSpace:
         by_codes = not exact and dtype.itemsize == 2 and all(map(_takes_codes, stacks))
         places, inner = (tiles.entry.numel(), config.experts.intermediate_size) if by_codes else (0, 0)
         return cls(
+            early=early,
             codes=torch.zeros(
                 max(rows * width, places * inner) if by_codes else 0, dtype=torch.float8_e4m3fn, device=device
             ),
@@ -85,7 +88,7 @@ class ExpertsSpace:
     def as_codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [N, K] → codes [N, K] and a scale a row [N], valid until the next call."""
         codes, scales = self.codes[: x.numel()].view(x.shape), self.code_scales[: len(x)]
-        quantize_rows(codes, scales, x)
+        quantize_rows(codes, scales, x, early=self.early)
         return codes, scales
 
     def behind(self, first: int) -> ExpertsSpace:
@@ -112,15 +115,19 @@ def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor) -> None:
     gathered = not by_own and gathers(tiles, rows, router.tuning)
     route_rows(
         normed, ids, weights, hidden, mlp.norm, mlp.router, present, mlp.taken, router,
-        normalise=mlp.normalise, tiles=tiles if gathered else None,
+        normalise=mlp.normalise, tiles=tiles if gathered else None, early=space.early,
     )  # fmt: skip
     if not by_own and not gathered:
-        align_rows(tiles, ids, router.counts, router.tuning.rows)
+        align_rows(tiles, ids, router.counts, router.tuning.rows, early=space.early)
     # Few rows take less time than a launch that quantises them.
     by_codes = not by_own and space.codes.numel() > 0
     x = space.as_codes(normed) if by_codes else (normed, None)
-    grouped_linear(space.inner, x[0], mlp.gate_up, tiles, mlp.top_k, mlp.gate, x_scales=x[1])
+    grouped_linear(
+        space.inner, x[0], mlp.gate_up, tiles, mlp.top_k, mlp.gate, x_scales=x[1], early=space.early
+    )
     inner = space.inner[: tiles.entry.numel()]
     x = space.as_codes(inner) if by_codes else (inner, None)
-    grouped_linear(results, x[0], mlp.down, tiles, mlp.top_k, Epilogue.PLAIN, x_scales=x[1])
-    combine_rows(hidden, results, ids, weights)
+    grouped_linear(
+        results, x[0], mlp.down, tiles, mlp.top_k, Epilogue.PLAIN, x_scales=x[1], early=space.early
+    )
+    combine_rows(hidden, results, ids, weights, early=space.early)

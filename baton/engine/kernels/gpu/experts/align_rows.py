@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.device.ptx import dependent_launch, wait_for_previous
 from baton.engine.kernels.expert_tiles import FEW_ROWS, most_tiles
 
 _BLOCK, _RUNS = 64, 16
@@ -26,8 +27,10 @@ _BLOCK, _RUNS = 64, 16
 def _align(
     ids, counts, tile_expert, tile_entry, rows, runs, tile_count,
     EXPERTS: tl.constexpr, EXPERTS_POWER: tl.constexpr, TOP_K: tl.constexpr,
-    TILE: tl.constexpr, RUN: tl.constexpr, RUNS: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, RUN: tl.constexpr, RUNS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        wait_for_previous()
     mine = tl.program_id(0)
     expert = tl.arange(0, EXPERTS_POWER)
     lane = tl.arange(0, BLOCK)
@@ -113,9 +116,10 @@ class EntryTiles:
         return Tiles(ids.view(-1), self.entry[: ids.numel()], own=True)
 
 
-def align_rows(tiles: Tiles, ids: Tensor, counts: Tensor, run: int) -> None:
+def align_rows(tiles: Tiles, ids: Tensor, counts: Tensor, run: int, *, early: bool = False) -> None:
     """ids [R, k] int32, -1 for none → the tiles of all entries. `counts` [⌈R / run⌉, E] int32: entries of
-    each expert among each `run` rows. Raises ValueError for too few tiles or counts."""
+    each expert among each `run` rows. `early`: see `dependent_launch`. Raises ValueError for too few tiles or
+    counts."""
     (rows, top_k), experts = ids.shape, counts.shape[1]
     count, runs = len(tiles.expert), triton.cdiv(rows, run)
     if count < most_tiles(rows, top_k, experts, tiles.tile_rows) or len(counts) < runs:
@@ -138,5 +142,7 @@ def align_rows(tiles: Tiles, ids: Tensor, counts: Tensor, run: int) -> None:
         RUN=run,
         RUNS=_RUNS,
         BLOCK=_BLOCK,
+        EARLY=early,
         num_warps=8,
+        **dependent_launch(early),
     )

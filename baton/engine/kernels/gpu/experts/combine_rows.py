@@ -6,9 +6,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.device.ptx import dependent_launch, wait_for_previous
+
 
 @triton.jit
-def _combine(hidden, results, ids, weights, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr):
+def _combine(
+    hidden, results, ids, weights, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        wait_for_previous()
     row = tl.program_id(0)
     if tl.load(ids + row * TOP_K) < 0:  # a row has all its experts, or none
         return
@@ -24,14 +31,18 @@ def _combine(hidden, results, ids, weights, WIDTH: tl.constexpr, BLOCK: tl.const
     tl.store(hidden + row.to(tl.int64) * WIDTH + i, after.to(dtype), mask=i < WIDTH)
 
 
-def combine_rows(hidden: Tensor, results: Tensor, ids: Tensor, weights: Tensor) -> None:
+def combine_rows(
+    hidden: Tensor, results: Tensor, ids: Tensor, weights: Tensor, *, early: bool = False
+) -> None:
     """results [R · k, H], ids and weights [R, k] → hidden [R, H] += the sum of each row's results by its
-    weights, in float32 in the order of k, rounded before it is added. A row of experts -1 stays as it is."""
+    weights, in float32 in the order of k, rounded before it is added. A row of experts -1 stays as it is.
+    `early`: see `dependent_launch`."""
     rows, width = hidden.shape
     top_k = ids.shape[1]
     if not ids.shape == weights.shape == (rows, top_k) or results.shape != (rows * top_k, width):
         raise ValueError(f"hidden {tuple(hidden.shape)} and results {tuple(results.shape)} do not fit")
     block = min(1024, triton.next_power_of_2(width))
     _combine[(rows, triton.cdiv(width, block))](
-        hidden, results, ids, weights, WIDTH=width, BLOCK=block, TOP_K=top_k, num_warps=4
-    )
+        hidden, results, ids, weights, WIDTH=width, BLOCK=block, TOP_K=top_k, EARLY=early, num_warps=4,
+        **dependent_launch(early),
+    )  # fmt: skip

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.device.ptx import ON_CHIP
+from baton.device.ptx import ON_CHIP, dependent_launch, wait_for_previous
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.experts.align_rows import Tiles
 from baton.engine.kernels.gpu.experts.grouped_tile import GroupedTuning, store_tile, tile_rows
@@ -29,8 +29,10 @@ def _grouped_codes(
     x, x_scales, codes, scales, zeros, out, tile_expert, tile_entry, N, K, ROW_BYTES, GROUPS, top_k,
     TILE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, EPILOGUE: tl.constexpr,
     EVEN: tl.constexpr, KIND: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUP: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, DOT: tl.constexpr, X_CODES: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, DOT: tl.constexpr, X_CODES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        wait_for_previous()
     tile = tl.program_id(1)
     expert = tl.load(tile_expert + tile)
     if expert < 0:
@@ -98,6 +100,8 @@ def grouped_codes(
     epilogue: Epilogue,
     tuning: GroupedTuning,
     x_scales: Tensor | None = None,
+    *,
+    early: bool = False,
 ) -> None:
     """Computes `grouped_linear` with the stack's codes [E · N, K] in a format of `grouped_codes_fit`; the
     caller checks shapes. `x_scales`: x is codes with these scales. Tiles are no wider than a group of fp8's
@@ -132,7 +136,9 @@ def grouped_codes(
         HAS_ZEROS=weight.zeros is not None,
         DOT=tl.float32 if by_float32 else getattr(tl, str(out.dtype).removeprefix("torch.")),
         X_CODES=x_scales is not None,
+        EARLY=early,
         num_warps=tuning.warps,
+        **dependent_launch(early),
     )
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.device.ptx import ON_CHIP
+from baton.device.ptx import ON_CHIP, dependent_launch, wait_for_previous
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.experts.align_rows import Tiles
 from baton.engine.kernels.gpu.experts.grouped_codes import grouped_codes, grouped_codes_fit, takes_codes
@@ -27,8 +27,10 @@ from baton.engine.kernels.weight_stack import WeightStack
 def _grouped(
     x, stack, out, tile_expert, tile_entry, N, K, top_k,
     TILE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, EPILOGUE: tl.constexpr,
-    EVEN: tl.constexpr, UPCAST: tl.constexpr,
+    EVEN: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        wait_for_previous()
     tile = tl.program_id(1)
     expert = tl.load(tile_expert + tile)
     if expert < 0:
@@ -74,12 +76,15 @@ def grouped_linear(
     epilogue: Epilogue,
     tuning: GroupedTuning | None = None,
     x_scales: Tensor | None = None,
+    *,
+    early: bool = False,
 ) -> None:
     """Multiplies rows by the weights of their experts, tile by tile.
 
     With a gated epilogue x [R, K], stack [E, 2 N, K], out [places, N]; with PLAIN x [places, K], stack [E, N,
     K], out [R · k, N]; `places` are at least those of all tiles. All contiguous; of one dtype, or the stack
     in fewer bits (`grouped_codes`). `x_scales` [rows of x] float32: x is e4m3 codes, for a stack of such.
+    `early`: see `dependent_launch`.
 
     What no tile has is not written. Raises ValueError for shapes that do not fit, other formats and other
     epilogues.
@@ -99,7 +104,7 @@ def grouped_linear(
             raise ValueError(f"no kernel for experts of {rows} rows in {weight.format.name}")
         if x_scales is not None and (not takes_codes(weight.format) or len(x_scales) != len(x)):
             raise ValueError(f"{len(x_scales)} scales of codes {tuple(x.shape)} by {weight.format.name}")
-        grouped_codes(out, x, weight, tiles, top_k, epilogue, tuning, x_scales)
+        grouped_codes(out, x, weight, tiles, top_k, epilogue, tuning, x_scales, early=early)
         return
     _grouped[(triton.cdiv(n, tuning.columns), count)](
         x,
@@ -117,5 +122,7 @@ def grouped_linear(
         EPILOGUE=int(epilogue),
         EVEN=k % tuning.width == 0,
         UPCAST=x.dtype == torch.float32 or not ON_CHIP.value,
+        EARLY=early,
         num_warps=tuning.warps,
+        **dependent_launch(early),
     )

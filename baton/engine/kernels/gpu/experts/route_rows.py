@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.device.ptx import ON_CHIP, together
+from baton.device.ptx import ON_CHIP, dependent_launch, together, wait_for_previous
 from baton.engine.kernels.fusion import Norm
 from baton.engine.kernels.gpu.experts.align_rows import Tiles
 
@@ -110,9 +110,11 @@ def _route(
     tile_entry, tile_count, eps, rows,
     WIDTH: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_POWER: tl.constexpr, TOP_K: tl.constexpr,
     TOP_K_POWER: tl.constexpr, NORMALISE: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr,
-    BK: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, TILE: tl.constexpr,
+    BK: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """TILE: rows of an expert's tile where entries are gathered into such, else 0."""
+    if EARLY:
+        wait_for_previous()
     tile = tl.program_id(0)
     part = tl.program_id(1)
     row = tile * BM + tl.arange(0, BM)
@@ -223,6 +225,7 @@ def route_rows(
     *,
     normalise: bool,
     tiles: Tiles | None = None,
+    early: bool = False,
 ) -> None:
     """Norms rows and chooses their experts: hidden [R, H], router [E, H] → normed [R, H] in hidden's dtype,
     ids [R, k] int32, weights [R, k] float32, as `rms_norm` and `route` of the reference compute them, and the
@@ -231,6 +234,7 @@ def route_rows(
     `present` [R] int32: a row where it is negative gets the expert -1; its norm and weights are not written.
     `taken` [E] int64: rows that take each expert are added. `tiles`: where rows are no more than a tile of
     the router, which is no larger than a tile of these: their entries are gathered as by `align_rows`.
+    `early`: see `dependent_launch`.
     Raises ValueError for shapes that do not fit.
     """
     (rows, width), (experts, top_k) = hidden.shape, (router.shape[0], ids.shape[1])
@@ -273,5 +277,7 @@ def route_rows(
         STAGES=tuning.stages,
         DOT=getattr(tl, str(hidden.dtype).removeprefix("torch.")) if narrow else tl.float32,
         TILE=0 if tiles is None else tiles.tile_rows,
+        EARLY=early,
         num_warps=tuning.warps,
+        **dependent_launch(early),
     )

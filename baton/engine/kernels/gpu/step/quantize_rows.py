@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.device.ptx import let_next_begin
+from baton.device.ptx import dependent_launch, let_next_begin, wait_for_previous
 from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.gpu.gemm.gemv import gated
 
@@ -39,9 +39,12 @@ def _store_codes(values, codes, scales, row, i, WIDTH: tl.constexpr, MOST: tl.co
 def _quantize(
     x, gain, codes, scales, eps,
     WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr, HAS_NORM: tl.constexpr, DIGITS: tl.constexpr,
-    MOST: tl.constexpr,
+    MOST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    let_next_begin()
+    if EARLY:
+        wait_for_previous()
+    else:
+        let_next_begin()
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, WIDTH_POWER)
     dtype: tl.constexpr = x.dtype.element_ty
@@ -112,12 +115,14 @@ def _scale(
     tl.store(out + row * WIDTH + i, values.to(out.dtype.element_ty), mask=inside)
 
 
-def quantize_rows(codes: Tensor, scales: Tensor, x: Tensor, norm: Norm | None = None) -> None:
+def quantize_rows(
+    codes: Tensor, scales: Tensor, x: Tensor, norm: Norm | None = None, *, early: bool = False
+) -> None:
     """Quantises rows: x [R, W], normed first where there is a norm → codes [R, W] e4m3 or int8, scales [R]
-    float32; all contiguous. Raises ValueError for what does not fit."""
+    float32; all contiguous. `early`: see `dependent_launch`. Raises ValueError for what does not fit."""
     if codes.shape != x.shape:
         raise ValueError(f"codes {tuple(codes.shape)} of {tuple(x.shape)}")
-    _launch(codes, scales, x, norm, _MOST[codes.dtype], digits=False)
+    _launch(codes, scales, x, norm, _MOST[codes.dtype], digits=False, early=early)
 
 
 def quantize_digits(digits: Tensor, scales: Tensor, x: Tensor, norm: Norm | None = None) -> None:
@@ -130,7 +135,14 @@ def quantize_digits(digits: Tensor, scales: Tensor, x: Tensor, norm: Norm | None
 
 
 def _launch(
-    codes: Tensor, scales: Tensor, x: Tensor, norm: Norm | None, most: float, *, digits: bool
+    codes: Tensor,
+    scales: Tensor,
+    x: Tensor,
+    norm: Norm | None,
+    most: float,
+    *,
+    digits: bool,
+    early: bool = False,
 ) -> None:
     rows, width = x.shape
     if scales.shape != (rows,) or (norm is not None and norm.gain.shape != (width,)):
@@ -146,7 +158,9 @@ def _launch(
         HAS_NORM=norm is not None,
         DIGITS=digits,
         MOST=most,
+        EARLY=early,
         num_warps=16 if width > _WIDE else 2 if width <= _NARROW and norm is None else 8,
+        **dependent_launch(early),
     )
 
 
