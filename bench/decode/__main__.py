@@ -11,7 +11,7 @@ the ring.
 Random weights and KV. One JSON object a batch goes to stdout.
 
     (as it is)   every sequence starts with `context` tokens; step time over output tokens 33 to 160, so at a
-                 mean context of context + 96
+                 mean context of context + 96; `rows_not_numbers` of the last step should be 0
     --seconds S  the same batch for S seconds: no sequence ends meanwhile, contexts grow by one a step
     --churn      sequences join (Poisson), end (16 to 256 tokens), are cancelled (1 in 10) and grow for
                  --seconds (10), at the rate that keeps about `batch` slots busy; each one's KV is scattered

@@ -30,6 +30,8 @@ def run_tokens(engine: DecodeEngine, case: DecodeCase) -> dict[str, Any]:
         engine.admit(case, index, LAST + SPARE + 1)
     wanted = before + case.batch * (LAST + SPARE)
     engine.turn_until(lambda: engine.loop.tokens_decoded >= wanted)
+    engine.drain()
+    bad = 0 if reader is None else rows_not_numbers(engine, case.batch)
     engine.empty()
     lines = engine.lines_of(reader)
     if lines is None:
@@ -38,7 +40,15 @@ def run_tokens(engine: DecodeEngine, case: DecodeCase) -> dict[str, Any]:
     begun = np.flatnonzero(np.diff(lines[:, ROWS], prepend=0) > 0)
     middle = int(begun[0] + begun[-1]) // 2
     window = lines[middle + FIRST - 1 : middle + LAST + 1]
-    return _figures(case, window, (FIRST + LAST) // 2, engine.read_bytes_s)
+    return {**_figures(case, window, (FIRST + LAST) // 2, engine.read_bytes_s), "rows_not_numbers": bad}
+
+
+def rows_not_numbers(engine: DecodeEngine, rows: int) -> int:
+    """Counts the first `rows` rows whose logits in the last step by graphs are not all finite: such a row's
+    time is a row's, but of a mixture all of them take the same experts."""
+    loop: Any = engine.loop  # by graphs
+    logits: torch.Tensor = loop.step_state.pass_.logits[:rows]
+    return int(logits.isfinite().all(1).logical_not().sum())
 
 
 def experts_read(engine: DecodeEngine, case: DecodeCase) -> dict[str, float]:

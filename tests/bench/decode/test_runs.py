@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from baton.engine.kernels.gpu.attention.items import AttentionTuning
 from baton.engine.model.modules import Model
@@ -192,6 +195,14 @@ def test_the_experts_that_a_step_reads_are_counted(mixture: DecodeCase) -> None:
     assert 2 <= found["experts_a_layer"] <= 4
     accounting_is_consistent(engine)
     engine.close()
+
+
+def test_rows_whose_logits_are_no_numbers_are_counted() -> None:
+    logits = torch.zeros(5, 3)
+    logits[1, 2], logits[3], logits[4, 0] = torch.nan, torch.inf, torch.nan
+    step = SimpleNamespace(pass_=SimpleNamespace(logits=logits))
+    engine: Any = SimpleNamespace(loop=SimpleNamespace(step_state=step))
+    assert [steady.rows_not_numbers(engine, rows) for rows in (1, 4, 5)] == [0, 2, 3]
 
 
 @pytest.mark.slow
