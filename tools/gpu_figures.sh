@@ -19,7 +19,7 @@ mixture=(--shape qwen3-30b-a3b)
 # shellcheck source=tools/parts.sh
 source "$(dirname "$0")/parts.sh"
 
-test_on_gpu() { pytest -p no:cacheprovider -p no:benchmark -m gpu --tb=short -rfE "$@"; }
+test_on_gpu() { pytest -v -p no:cacheprovider -p no:benchmark -m gpu --tb=short -rfE "$@"; }
 test_here() { pytest -p no:cacheprovider -p no:benchmark -m "not multigpu" --tb=short -rfE "$@"; }
 export -f test_on_gpu test_here
 
@@ -103,17 +103,16 @@ if wants experts-more; then
     run experts-served 420 python -m bench.cluster gpu --topology both "${mixture[@]}" --streams 1,16,64 \
         --prompts 1024 --up=--log-level --up=info --json
 fi
-# Folder by folder, so that each has a summary with what failed; those that start clusters run few at a time.
+# Folder by folder, so that each has a summary with what failed, and with each test's name, so that one that is cut
+# off has it too; those that start clusters run few at a time, those that measure memory alone.
 if wants tests; then
-    run tests-memory 90 bash -c 'test_on_gpu tests/engine/test_gpu_memory.py'
-    run tests-clusters 240 bash -c 'test_on_gpu -n 3 tests/e2e tests/worker tests/engine/test_gpu.py'
-    run tests-kvtransfer 150 bash -c 'test_on_gpu -n 4 tests/kvtransfer'
-    run tests-kernels 240 bash -c 'test_on_gpu -n 14 --dist load tests/engine/kernels tests/engine/sampling'
-    run tests-engine 420 bash -c 'test_on_gpu -n 14 --dist load --maxschedchunk 1 tests/engine/speculation \
-        tests/engine --ignore tests/engine/kernels --ignore tests/engine/sampling --deselect tests/engine/test_gpu.py \
-        --deselect tests/engine/test_gpu_memory.py'
-    run tests-others 120 bash -c 'test_on_gpu -n 8 tests --ignore tests/engine --ignore tests/e2e --ignore tests/worker \
-        --ignore tests/kvtransfer'
+    run tests-memory 120 bash -c 'test_on_gpu tests/engine/test_gpu_memory.py tests/engine/model/test_mixture_memory.py'
+    run tests-clusters 240 bash -c 'test_on_gpu -n 4 tests/e2e tests/worker tests/engine/test_gpu.py'
+    run tests-kvtransfer 150 bash -c 'test_on_gpu -n 6 tests/kvtransfer tests/device'
+    # Most of their time goes to compiling.
+    run tests-engine 600 bash -c 'test_on_gpu -n $(($(nproc) - 4)) --dist load --maxschedchunk 1 tests/engine \
+        --deselect tests/engine/test_gpu.py --deselect tests/engine/test_gpu_memory.py \
+        --deselect tests/engine/model/test_mixture_memory.py'
 fi
 if wants gpus; then
     export CUDA_MODULE_LOADING=EAGER
