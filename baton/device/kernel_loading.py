@@ -14,7 +14,7 @@ from baton.device.cuda_runtime import call, cuda_driver
 
 @dataclass(frozen=True, slots=True)
 class LoadedKernels:
-    """Seconds that it took to load all kernels onto a GPU, and bytes of its memory."""
+    """Seconds that it took to make a GPU's context and to load all kernels, and bytes that these take."""
 
     seconds: float
     bytes: int
@@ -25,19 +25,20 @@ def load_kernels(
 ) -> LoadedKernels:
     """Loads the kernels of all libraries onto a GPU, in a process that loads them at once (`EAGER_LOADING`).
 
-    The driver makes the device's context, without any kernel; CUDA's runtime, which torch calls, loads all of
-    them with its first call for the device. So this is to be that call: later there is nothing left to load,
-    and 0 bytes are found. Memory that other processes allocate meanwhile counts. Raises CudaError.
+    The driver makes the device's context, without any kernel; CUDA's runtime, which torch calls, registers
+    the libraries with its first call, and loads them. So this is to be that call (`NO_RUNTIME`): a context
+    that is made later gets all kernels as it is made, and 0 bytes are found. Memory that other processes
+    allocate meanwhile counts. Raises CudaError.
     """
     driver = driver or cuda_driver()
     device, context = ctypes.c_int(), ctypes.c_void_p()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    began = clock()
     call(driver, "cuInit", 0)
     call(driver, "cuDeviceGet", ctypes.byref(device), index)
     call(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     call(driver, "cuCtxPushCurrent_v2", context)
     call(driver, "cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
     call(driver, "cuCtxPopCurrent_v2", ctypes.byref(context))
-    began = clock()
     left, _ = torch.cuda.mem_get_info(index)
     return LoadedKernels(clock() - began, max(0, free.value - left))

@@ -12,6 +12,8 @@ from pathlib import Path
 ENVIRONMENT = {"TORCH_BLAS_PREFER_CUBLASLT": "1"}
 EAGER_LOADING = "CUDA_MODULE_LOADING", "EAGER"
 """Variable and value by which CUDA loads a module's kernels with it, and not when they are first launched."""
+NO_RUNTIME = "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
+"""Variable and value by which torch asks NVML whether there is a GPU, and not CUDA's runtime."""
 
 
 def load_library(name: str) -> ctypes.CDLL:

@@ -15,7 +15,7 @@ from baton.base.errors import BatonError
 from baton.base.parent_death import tied
 from baton.base.process_watch import ProcessWatch
 from baton.base.python_module import python_module
-from baton.device.nvidia_libraries import EAGER_LOADING, ENVIRONMENT
+from baton.device.nvidia_libraries import EAGER_LOADING, ENVIRONMENT, NO_RUNTIME
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
 from baton.engine.device_watchdog import HUNG_S, HUNG_STEPS
@@ -113,9 +113,10 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
     """Variables of an engine process, which its libraries read before any of its code runs.
 
     A kernel that is loaded when it is first launched waits for its device, which may be waiting for another
-    whose kernel is launched next: engines of several devices load all kernels at once.
+    whose kernel is launched next: engines of several devices load all kernels at once. Nothing calls the
+    runtime before `load_kernels` does, which measures what that takes.
     """
-    return ENVIRONMENT | ({EAGER_LOADING[0]: EAGER_LOADING[1]} if engine.tensor_parallel > 1 else {})
+    return ENVIRONMENT | (dict([EAGER_LOADING, NO_RUNTIME]) if engine.tensor_parallel > 1 else {})
 
 
 def _spawn(program: Sequence[str], launch: EngineLaunch) -> subprocess.Popen[bytes]:

@@ -135,13 +135,13 @@ def test_kernels_are_loaded_onto_each_gpu_before_anything_else(
     gpus_found(monkeypatch, 4)
     monkeypatch.setattr(model_loader, "SEVERAL_GPUS", True)
     monkeypatch.setattr(kernel_tuning, "tune_products", tune)
-    found = {3: LoadedKernels(2.345, 4 * 10**9), 1: LoadedKernels(1.0, 5 * 10**8)}
+    found = {3: LoadedKernels(2.345, 4 * 10**9), 1: LoadedKernels(1.0, 0)}
     monkeypatch.setattr(model_loader, "load_kernels", found.__getitem__)
     engine = EngineConfig(tensor_parallel=2, device_indexes=(3, 1))
     with capture_logs() as logs, pytest.raises(TuningError):
         model_loader.load(str(FAMILIES[0].make(tmp_path)), engine)
     lines = [line for line in logs if line["event"] == "kernels_loaded"]
-    assert [(line["gpu"], line["seconds"], line["gb"]) for line in lines] == [(3, 2.35, 4.0), (1, 1.0, 0.5)]
+    assert [(line["gpu"], line["seconds"], line["gb"]) for line in lines] == [(3, 2.35, 4.0), (1, 1.0, 4.0)]
     shared = engine.model_copy(update={"gpu_workers": 2})
     with capture_logs() as logs, pytest.raises(TuningError):
         model_loader.load(str(FAMILIES[0].make(tmp_path / "shared")), shared)

@@ -125,5 +125,5 @@ async def test_describe_does_not_wait_for_a_busy_engine() -> None:
 
 def test_kernels_of_several_devices_are_loaded_before_any_waits() -> None:
     one, two = (engine_environment(EngineConfig(tensor_parallel=devices)) for devices in (1, 2))
-    assert two == one | {"CUDA_MODULE_LOADING": "EAGER"}
+    assert two == one | {"CUDA_MODULE_LOADING": "EAGER", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     assert "CUDA_MODULE_LOADING" not in one

@@ -165,13 +165,14 @@ def _refuse_experts(folder: Path, count: int, formats: Mapping[str, WeightFormat
 
 def _load_kernels(devices: Sequence[torch.device], *, alone: bool) -> tuple[int, ...]:
     """Loads all kernels onto each of several GPUs, before anything else is done there, and logs what that
-    took; bytes of each, or 0 where the worker is not alone on them: others may allocate meanwhile."""
-    taken = []
+    took; bytes on each, or 0 where the worker is not alone on them: others may allocate meanwhile. They are
+    those of the first, where alone they can be told from the context's."""
+    taken: list[int] = []
     for device in devices:
         loaded = load_kernels(device.index)
-        memory = {"gb": round(loaded.bytes / 1e9, 3)} if alone else {}
+        taken.append((taken[0] if taken else loaded.bytes) if alone else 0)
+        memory = {"gb": round(taken[0] / 1e9, 3)} if alone else {}
         log.info("kernels_loaded", gpu=device.index, seconds=round(loaded.seconds, 2), **memory)
-        taken.append(loaded.bytes if alone else 0)
     return tuple(taken)
 
 
