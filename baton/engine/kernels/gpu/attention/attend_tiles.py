@@ -70,8 +70,10 @@ def attend_tiles(
     if CODES:
         pair = tl.arange(0, DIM_PADDED // 2)
         pair_values = (layer + plane_stride).to(tl.pointer_type(tl.int16))
+        # Sums of even and of odd dimensions; what came before them fades by `kept` at the end.
         even_out = tl.zeros((QUERIES, DIM_PADDED // 2), tl.float32)
         odd_out = tl.zeros((QUERIES, DIM_PADDED // 2), tl.float32)
+        kept = tl.full((QUERIES,), 1.0, tl.float32)
     for start in tl.range(begin, stop, TILE, num_stages=STAGES):
         t = start + n
         seen = (t < stop) & (t >= first_seen)
@@ -105,6 +107,7 @@ def attend_tiles(
             scores = tl.where(shown, scores * k_scales[None, :], float("-inf"))
             highest, fade, weights, added = codes_weights(scores, v_scales, highest)
             total = total * fade + added
+            kept *= fade
             v_even, v_odd = even_odd(v_pairs, wide)
             weights = weights.to(wide)
             even_out = tl.dot(weights, v_even, even_out * fade[:, None], input_precision="ieee")
@@ -113,7 +116,7 @@ def attend_tiles(
             scores = tl.where(shown, scores, float("-inf"))
             highest, total, attn_out = softmax_step(scores, v, highest, total, attn_out)
     if CODES:
-        attn_out += tl.join(even_out, odd_out).reshape(QUERIES, DIM_PADDED)
+        attn_out = attn_out * kept[:, None] + tl.join(even_out, odd_out).reshape(QUERIES, DIM_PADDED)
     return highest, total, attn_out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.engine.kernels.gpu.attention.items import Heads, SplitPolicy
+from baton.engine.kernels.gpu.attention.items import AttentionTuning, Heads, SplitPolicy
 from tests.engine.kernels.gpu.attention.test_prompt_attention import attend
 from tests.engine.kernels.gpu.attention.test_split_attention import run
 from tests.engine.prompt_reference import PromptCase
@@ -35,6 +35,25 @@ def test_decode(dtype: torch.dtype, magnitude: float) -> None:
     assert case.kv_scales is not None
     assert scales is not None
     assert torch.equal(case.kv_scales, scales)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32])
+@pytest.mark.parametrize("kv_heads", [4, 8])
+@pytest.mark.parametrize("spread", [1.0, 20.0], ids=["scores alike", "scores far apart"])
+def test_decode_of_few_rows(kv_heads: int, rows: int, spread: float) -> None:
+    """As many parts as fill a GPU, by the tuning of a step, with norms of queries and keys: as of Qwen3."""
+    heads = Heads(32, kv_heads, 128, spread * 128**-0.5, 1e-6)
+    case = AttentionCase.random(
+        heads, [1119] * rows, block_tokens=64, norms=True, device="cuda", dtype=torch.bfloat16
+    ).quantised()
+    expected, _, _ = case.expected(1)
+    tuning = AttentionTuning.of(heads, rows, 132, quantised=True)
+    found = run(case, SplitPolicy.filling(132, kv_heads, rows, tuning.resident, True), tuning=tuning)
+    error = (
+        found.float() - expected.float()
+    ).square().mean().sqrt() / expected.float().square().mean().sqrt()
+    print(f"\nPROOF decode over codes, {rows} rows, {kv_heads} KV heads, {spread}: relative error {error:.2e}")
+    assert error < 4e-2
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

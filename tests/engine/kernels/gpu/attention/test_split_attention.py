@@ -20,7 +20,13 @@ from tests.engine.split_reference import AttentionCase, fill_items, split_items
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def run(case: AttentionCase, policy: SplitPolicy, layer: int = 1, poison: bool = True) -> torch.Tensor:
+def run(
+    case: AttentionCase,
+    policy: SplitPolicy,
+    layer: int = 1,
+    poison: bool = True,
+    tuning: AttentionTuning | None = None,
+) -> torch.Tensor:
     heads, rows = case.heads, case.qkv.shape[0]
     positions = case.positions.tolist()
     planned = split_items(positions, heads.window, policy)
@@ -30,7 +36,7 @@ def run(case: AttentionCase, policy: SplitPolicy, layer: int = 1, poison: bool =
     out = torch.full((rows, heads.heads * heads.dim), float("nan"), device=DEVICE, dtype=case.qkv.dtype)
     split_attention(
         out, case.qkv, case.cache, layer, case.table, case.rotary,
-        items, heads, case.norms, kv_scales=case.kv_scales,
+        items, heads, case.norms, tuning, kv_scales=case.kv_scales,
     )  # fmt: skip
     assert not items.arrived.any(), "the meeting places are left as they were found"
     return out
@@ -66,6 +72,15 @@ def test_codes_are_read_and_written_with_their_scales(name: str) -> None:
     assert case.kv_scales is not None
     assert scales is not None
     assert torch.equal(case.kv_scales, scales)
+
+
+@pytest.mark.parametrize("policy", [SplitPolicy(1, 64), SplitPolicy(4, 64)], ids=["one part", "parts"])
+def test_a_token_before_that_outweighs_the_new_one(policy: SplitPolicy) -> None:
+    """Scores far apart, as those of text are: the new token's value fades like all others."""
+    heads = Heads(4, 2, 16, 8.0, 1e-5)
+    case = AttentionCase.random(heads, [200, 130, 77], block_tokens=64, device=DEVICE).quantised()
+    expected, _, _ = case.expected(1)
+    torch.testing.assert_close(run(case, policy), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_unseen_scales_may_be_anything() -> None:
