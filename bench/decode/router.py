@@ -167,12 +167,12 @@ class Layers:
 
         from baton.engine.forward.layers.experts import ExpertsSpace, run_experts
 
-        space, out = ExpertsSpace.of(self.model, len(hidden), early=early), torch.empty_like(hidden)
+        space, out = ExpertsSpace.of(self.model, len(hidden)), torch.empty_like(hidden)
         assert space is not None
 
         def launch() -> None:
             out.copy_(hidden)
             for layer in self._layers:
-                run_experts(space, layer, out)
+                run_experts(space, layer, out, early=early)
 
         return launch, out

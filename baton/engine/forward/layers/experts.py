@@ -35,8 +35,7 @@ class ExpertsSpace:
     """Memory that the mixtures of a pass of up to R rows share. `present` [R] int32: negative for a row that
     holds no token, and takes no expert; `normed` [R, hidden]; `ids`, `weights` [R, k]; `tiles`, and for few
     rows `own_tiles`; `inner` [places of tiles, inner width]; `results` [R · k, hidden]; `codes` e4m3 and
-    `code_scales`, of the rows of `normed` or of `inner`: without elements where experts take none. `early`:
-    launches begin before those before them have ended (`dependent_launch`)."""
+    `code_scales`, of the rows of `normed` or of `inner`: without elements where experts take none."""
 
     present: Tensor
     normed: Tensor
@@ -49,10 +48,9 @@ class ExpertsSpace:
     results: Tensor
     codes: Tensor
     code_scales: Tensor
-    early: bool
 
     @classmethod
-    def of(cls, model: Model, rows: int, *, exact: bool = False, early: bool = False) -> ExpertsSpace | None:
+    def of(cls, model: Model, rows: int, *, exact: bool = False) -> ExpertsSpace | None:
         """Zeros for up to `rows` rows; None for a model without experts. `exact`: any number of rows is
         computed by the same tiles; else few rows have tiles of their own, and more are multiplied as codes
         where experts are fp8 and rows have 16 bits."""
@@ -67,7 +65,6 @@ class ExpertsSpace:
         by_codes = not exact and dtype.itemsize == 2 and all(map(_takes_codes, stacks))
         places, inner = (tiles.entry.numel(), config.experts.intermediate_size) if by_codes else (0, 0)
         return cls(
-            early=early,
             codes=torch.zeros(
                 max(rows * width, places * inner) if by_codes else 0, dtype=torch.float8_e4m3fn, device=device
             ),
@@ -85,10 +82,10 @@ class ExpertsSpace:
             results=torch.zeros(rows * top_k, width, dtype=dtype, device=device),
         )
 
-    def as_codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def as_codes(self, x: Tensor, *, early: bool) -> tuple[Tensor, Tensor]:
         """x [N, K] → codes [N, K] and a scale a row [N], valid until the next call."""
         codes, scales = self.codes[: x.numel()].view(x.shape), self.code_scales[: len(x)]
-        quantize_rows(codes, scales, x, early=self.early)
+        quantize_rows(codes, scales, x, early=early)
         return codes, scales
 
     def behind(self, first: int) -> ExpertsSpace:
@@ -100,9 +97,10 @@ def _takes_codes(stack: WeightStack) -> bool:
     return isinstance(stack.weight, QuantizedWeight) and takes_codes(stack.weight.format)
 
 
-def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor) -> None:
+def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor, *, early: bool | None = None) -> None:
     """Adds the mixture's MLP: hidden [M, hidden] += mixture(hidden). Rows that are not present stay as they
-    are."""
+    are. `early`: launches begin before those before them have ended (`dependent_launch`); None: where each
+    entry is a tile."""
     if mlp.residual.post_norm is not None:
         raise ValueError("no kernel norms the sum of experts")
     rows, (experts, _, _) = hidden.shape[0], mlp.gate_up.shape
@@ -111,23 +109,20 @@ def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor) -> None:
     results = space.results[: rows * mlp.top_k]
     own, router = space.own_tiles.of(ids), space.router
     by_own = len(own.entry) == ids.numel()
+    early = by_own if early is None else early
     tiles = own if by_own else space.tiles.of_rows(rows, mlp.top_k, experts)
     gathered = not by_own and gathers(tiles, rows, router.tuning)
     route_rows(
         normed, ids, weights, hidden, mlp.norm, mlp.router, present, mlp.taken, router,
-        normalise=mlp.normalise, tiles=tiles if gathered else None, early=space.early,
+        normalise=mlp.normalise, tiles=tiles if gathered else None, early=early,
     )  # fmt: skip
     if not by_own and not gathered:
-        align_rows(tiles, ids, router.counts, router.tuning.rows, early=space.early)
+        align_rows(tiles, ids, router.counts, router.tuning.rows, early=early)
     # Few rows take less time than a launch that quantises them.
     by_codes = not by_own and space.codes.numel() > 0
-    x = space.as_codes(normed) if by_codes else (normed, None)
-    grouped_linear(
-        space.inner, x[0], mlp.gate_up, tiles, mlp.top_k, mlp.gate, x_scales=x[1], early=space.early
-    )
+    x = space.as_codes(normed, early=early) if by_codes else (normed, None)
+    grouped_linear(space.inner, x[0], mlp.gate_up, tiles, mlp.top_k, mlp.gate, x_scales=x[1], early=early)
     inner = space.inner[: tiles.entry.numel()]
-    x = space.as_codes(inner) if by_codes else (inner, None)
-    grouped_linear(
-        results, x[0], mlp.down, tiles, mlp.top_k, Epilogue.PLAIN, x_scales=x[1], early=space.early
-    )
-    combine_rows(hidden, results, ids, weights, early=space.early)
+    x = space.as_codes(inner, early=early) if by_codes else (inner, None)
+    grouped_linear(results, x[0], mlp.down, tiles, mlp.top_k, Epilogue.PLAIN, x_scales=x[1], early=early)
+    combine_rows(hidden, results, ids, weights, early=early)

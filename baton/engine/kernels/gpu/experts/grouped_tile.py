@@ -42,9 +42,7 @@ def store_tile(sums, ups, out, n, target, there, N, EPILOGUE: tl.constexpr):
 
 @dataclass(frozen=True, slots=True)
 class GroupedTuning:
-    """Tiles of the experts' products: `columns` of W's rows and `width` along K of a program's tile. Measured
-    was one of `of`, of 8 rows by experts of Qwen3-30B-A3B on an H200: their gate and up take 85.0 us, with 32
-    columns and four stages 93.1."""
+    """Tiles of the experts' products: `columns` of W's rows and `width` along K of a program's tile."""
 
     columns: int
     width: int
@@ -53,16 +51,27 @@ class GroupedTuning:
 
     @classmethod
     def of(
-        cls, tile_rows: int, epilogue: Epilogue, dtype: torch.dtype, *, narrow: bool = False
+        cls,
+        tile_rows: int,
+        epilogue: Epilogue,
+        dtype: torch.dtype,
+        *,
+        own: bool = False,
+        quantised: bool = False,
     ) -> GroupedTuning:
-        """Chooses the tuning for tiles of `tile_rows` rows of x in a dtype; `narrow`: in
-        programs of few columns, since there are few, or since codes become numbers in registers."""
-        wide = dtype.itemsize > 2
-        if dtype.itemsize == 1:  # codes: as many columns as the matrix units take of them at once
-            return cls(128, 128, 4, 8) if tile_rows > FEW_ROWS else cls(64, 128, 4, 4)
-        if tile_rows > FEW_ROWS:
-            return cls(128, 64, 2 if wide else 3, 8)
-        if epilogue.gated and not narrow and not wide:
-            return cls(128, 128, 3, 4)
-        # Of few experts many programs, each with two matrices.
-        return cls(32 if epilogue.gated else 64, 128, 4, 4)
+        """Chooses the tuning for tiles of `tile_rows` rows of x in a dtype; `own`: of one entry each;
+        `quantised`: of experts in fewer bits. Those of 16 bits and of codes are the best ones of
+        `bench.decode experts` on an H200; int4 and `down` of 16-bit prompts were not
+        measured."""
+        many, gated = tile_rows > FEW_ROWS, epilogue.gated
+        if dtype.itemsize > 2:
+            return cls(128, 64, 2, 8) if many else cls(32 if gated else 64, 128, 4, 4)
+        if dtype.itemsize == 1:
+            return cls(64 if gated else 128, 128, 3, 4) if many else cls(128, 128, 2 if gated else 3, 8)
+        if quantised:
+            return cls(64 if gated else 128, 64, 3, 4) if many else cls(64, 128, 3, 4)
+        if many:
+            return cls(128, 64, 4, 4)
+        if own:
+            return cls(64, 256, 3, 4) if gated else cls(128, 128, 4, 8)
+        return cls(128, 128, 3, 4 if gated else 8)
