@@ -200,7 +200,7 @@ def compile_experts(compiler: Compiler) -> None:
             model = Model(config, weights, layout, "cpu", Precision.of(dtype))
             mixture = model.layers[0].mlp
             assert isinstance(mixture, ExpertsMlp)
-            for rows in (1, 8, 512):
+            for rows in (1, 8, 64, 512):
                 space = ExpertsSpace.of(model, rows)
                 assert space is not None
                 compiler.of = f"{name}, {dtype if form is None else form.name}, passes of {rows} rows"

@@ -29,16 +29,17 @@ _REPLAYS = 50
 
 def tunings(rows: int) -> list[RouterTuning]:
     """The tunings that are tried in passes of `rows` rows, that of a worker first."""
-    from baton.engine.forward.layers.experts import router_tuning
+    from baton.engine.forward.layers.experts import router_tuning, router_tuning_of_step
     from baton.engine.kernels.gpu.experts.route_rows import RouterTuning
 
-    mine = router_tuning(rows)
-    experts = (16, 32) if mine.rows == 16 else (16, 32, 64)
+    mine, tiles = router_tuning_of_step(rows), router_tuning(rows)
+    experts = (16, 32) if tiles.rows == 16 else (16, 32, 64)
     others = [
-        RouterTuning(mine.rows, some, width, stages, warps)
+        RouterTuning(tiles.rows, some, width, stages, warps)
         for some, width, stages, warps in product(experts, (64, 128, 256), (2, 3, 4), (4, 8))
     ]
-    return list(dict.fromkeys([mine, *others]))
+    of_rows = [RouterTuning(rows=1, experts=some) for some in (1, 2, 4, 8)] if tiles.rows == 16 else []
+    return list(dict.fromkeys([mine, *of_rows, *others]))
 
 
 def compile_all(shape: Shape, precision: Precision, rows: Sequence[int]) -> None:

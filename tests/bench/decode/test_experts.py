@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.engine.forward.layers.experts import router_tuning
+from baton.engine.forward.layers.experts import router_tuning_of_step
 from baton.engine.kernels.gpu.experts.grouped_tile import GroupedTuning
 from baton.engine.kernels.gpu.experts.route_rows import RouterTuning
 from bench.decode import experts, router
@@ -68,13 +68,13 @@ def test_what_is_compiled_beforehand_is_what_is_launched(monkeypatch: pytest.Mon
 
 
 def test_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, other = router_tuning(3), RouterTuning(16, 16, 64, 2, 4)
+    mine, other = router_tuning_of_step(3), RouterTuning(16, 16, 64, 2, 4)
     assert router.tunings(3)[0] == mine
     monkeypatch.setattr(router, "tunings", lambda rows: [mine, other])
     router.compile_one(SMALL, Precision("fp32"), (other, 3), "cpu")
     layer = router.Router(SMALL, Precision("fp32"), 3, "cpu", most_routers=2)
     found = layer.measure()
-    assert (found["product"], found["rows"], found["chosen"]["width"]) == ("router", 3, mine.width)
+    assert (found["product"], found["rows"], found["chosen"]["experts"]) == ("router", 3, mine.experts)
     assert found["us"] >= found["best_us"] > 0
     assert min(found["align_us"], found["combine_us"]) > 0
     assert int(layer.taken.sum()) == 2 * 2 * 3 * 2, (

@@ -20,26 +20,34 @@ from baton.engine.kernels.weight_stack import WeightStack
 from baton.engine.model.layers.experts import ExpertsMlp
 from baton.engine.model.modules import Model
 
-# Tiles of the router in decode steps, and in passes of prompts.
+# Tiles of the router in steps of few rows, in decode steps of more, and in passes of prompts.
+_ROW_ROUTER, _ROW_ROUTER_ROWS = RouterTuning(rows=1, experts=4), 32
 _FEW_ROWS_ROUTER = RouterTuning(width=256, stages=4)
 _MANY_ROWS_ROUTER = RouterTuning(rows=64, experts=64, warps=8)
 
 
 def router_tuning(rows: int) -> RouterTuning:
-    """The router's tiles in passes of up to `rows` rows."""
+    """The router's tiles in passes of up to `rows` rows, with the same sums for any number of them."""
     return _FEW_ROWS_ROUTER if rows <= MOST_ROWS_OF_DECODE else _MANY_ROWS_ROUTER
+
+
+def router_tuning_of_step(rows: int) -> RouterTuning:
+    """The router's tiles in steps of `rows` rows of mode `fast`."""
+    return _ROW_ROUTER if rows <= _ROW_ROUTER_ROWS else router_tuning(rows)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpace:
     """Memory that the mixtures of a pass of up to R rows share. `present` [R] int32: negative for a row that
-    holds no token, and takes no expert; `normed` [R, hidden]; `ids`, `weights` [R, k]; `tiles`, and for few
-    rows `own_tiles`; `inner` [places of tiles, inner width]; `results` [R · k, hidden]; `codes` e4m3 and
-    `code_scales`, of the rows of `normed` or of `inner`: without elements where experts take none."""
+    holds no token, and takes no expert; `normed` [R, hidden]; `ids`, `weights` [R, k]; `router` and `tiles`,
+    and for few rows `row_router` and `own_tiles`; `inner` [places of tiles, inner width]; `results` [R · k,
+    hidden]; `codes` e4m3 and `code_scales`, of the rows of `normed` or of `inner`: without elements where
+    experts take none."""
 
     present: Tensor
     normed: Tensor
     router: RouterSpace
+    row_router: RouterSpace
     ids: Tensor
     weights: Tensor
     tiles: Tiles
@@ -72,6 +80,9 @@ class ExpertsSpace:
             present=torch.zeros(rows, dtype=torch.int32, device=device),
             normed=torch.zeros(rows, width, dtype=dtype, device=device),
             router=RouterSpace.empty(rows, experts, device, router_tuning(rows)),
+            row_router=RouterSpace.empty(
+                0 if exact else min(rows, _ROW_ROUTER_ROWS), experts, device, _ROW_ROUTER
+            ),
             ids=torch.zeros(rows, top_k, dtype=torch.int32, device=device),
             weights=torch.zeros(rows, top_k, device=device),
             tiles=tiles,
@@ -107,7 +118,8 @@ def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor, *, early: 
     present, normed = space.present[:rows], space.normed[:rows]
     ids, weights = space.ids[:rows], space.weights[:rows]
     results = space.results[: rows * mlp.top_k]
-    own, router = space.own_tiles.of(ids), space.router
+    own = space.own_tiles.of(ids)
+    router = space.row_router if rows <= len(space.row_router.logits) else space.router
     by_own = len(own.entry) == ids.numel()
     early = by_own if early is None else early
     tiles = own if by_own else space.tiles.of_rows(rows, mlp.top_k, experts)

@@ -32,7 +32,7 @@ def compiled(*options: str) -> list[dict[str, Any]]:
 def test_experts_compile_for_hopper() -> None:
     """In half precision without spilled registers: their tiles are chosen for that."""
     found = compiled("--experts")
-    names = "_route", "_align", "_grouped", "_grouped_codes", "_quantize", "_combine"
+    names = "_route", "route_row", "_align", "_grouped", "_grouped_codes", "_quantize", "_combine"
     assert {one["name"] for one in found} == set(names)
     spilled = [one for one in found if one["spilled"]]
     assert all("float32" in one["of"] for one in spilled), spilled

@@ -4,22 +4,28 @@ A program multiplies a tile of rows by a part of the router, on the matrix units
 programs to arrive has all logits of its rows, and takes their softmax and the best experts. A row's result
 depends on the tiles (`RouterTuning`) alone, neither on its place nor on the other rows.
 
-Where all rows are one tile, that program gathers their entries into the tiles of the experts' products too,
-in place of `align_rows`: each expert that is taken has one.
+Of few rows a program multiplies one by a smaller part (`route_row`), so that more programs read the router.
+
+Where all rows are one tile, the last program gathers their entries into the tiles of the experts' products
+too, in place of `align_rows`: each expert that is taken has one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.device.ptx import ON_CHIP, dependent_launch, together, wait_for_previous
+from baton.device.ptx import ON_CHIP, dependent_launch, wait_for_previous
+from baton.engine.kernels.expert_tiles import FEW_ROWS
 from baton.engine.kernels.fusion import Norm
 from baton.engine.kernels.gpu.experts.align_rows import Tiles
+from baton.engine.kernels.gpu.experts.choose_experts import choose_experts, gather_entries
+from baton.engine.kernels.gpu.experts.route_row import route_row
 
 
 @triton.jit
@@ -28,80 +34,6 @@ def _row_tile(hidden, row, there, k, WIDTH: tl.constexpr, EVEN: tl.constexpr):
     mask = there[:, None] if EVEN else there[:, None] & (k < WIDTH)[None, :]
     at = hidden + row.to(tl.int64)[:, None] * WIDTH + k[None, :]
     return tl.load(at, mask=mask, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _gather(
-    tile_expert, tile_entry, tile_count, row, there, numbers, takes, EXPERTS_POWER: tl.constexpr,
-    TOP_K: tl.constexpr, TOP_K_POWER: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Tiles of all entries, one for each expert that is taken, as `align_rows` makes them. `numbers`: the
-    experts of each row [BM, TOP_K_POWER]; `takes` [BM, EXPERTS_POWER]: 1 where a row takes an expert."""
-    expert = tl.arange(0, EXPERTS_POWER)
-    taken = (tl.sum(takes, 0) > 0).to(tl.int32)
-    tile = tl.cumsum(taken, 0) - taken
-    used = tl.sum(taken, 0)
-    for start in range(0, tile_count, EXPERTS_POWER):
-        number = start + expert
-        tl.store(tile_expert + number, -1, mask=(number >= used) & (number < tile_count))
-    entries = (tile * TILE)[:, None] + tl.arange(0, TILE)[None, :]
-    tl.store(tile_entry + entries, tl.full(entries.shape, -1, tl.int32), mask=(taken > 0)[:, None])
-    tl.store(tile_expert + tile, expert, mask=taken > 0)
-    together()
-    places = tl.cumsum(takes, 0) - takes + (tile * TILE)[None, :]
-    place = tl.arange(0, TOP_K_POWER)[None, :]
-    for turn in tl.static_range(TOP_K):
-        number = tl.max(tl.where(place == turn, numbers, -1), 1)[:, None]
-        at = tl.sum(tl.where(expert[None, :] == number, places, 0), 1)
-        tl.store(tile_entry + at, row * TOP_K + turn, mask=there)
-
-
-@triton.jit
-def _choose(
-    logits, ids, weights, counts, taken_in_all, tile_expert, tile_entry, tile_count, row, there, rows,
-    EXPERTS: tl.constexpr, EXPERTS_POWER: tl.constexpr, TOP_K: tl.constexpr, TOP_K_POWER: tl.constexpr,
-    NORMALISE: tl.constexpr, BM: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Softmax over a tile's logits, the best of each row, and -1 for rows that are not there. `counts`: of
-    the tile, how many of its rows take each expert; they are added to `taken_in_all`. TILE: see `_route`."""
-    expert = tl.arange(0, EXPERTS_POWER)[None, :]
-    place = tl.arange(0, TOP_K_POWER)[None, :]
-    at = logits + row.to(tl.int64)[:, None] * EXPERTS + expert
-    known = there[:, None] & (expert < EXPERTS)
-    # Past the first-level cache: other multiprocessors have written them.
-    found = tl.load(at, mask=known, other=float("-inf"), cache_modifier=".cg")
-    found = tl.where(there[:, None], found, 0.0)
-    shares = tl.exp(found - tl.max(found, 1)[:, None])
-    shares = shares / tl.sum(shares, 1)[:, None]
-    # A row that is no number equals no maximum: it would take an expert that there is not.
-    shares = tl.where(shares == shares, shares, 0.0)
-    shares = tl.where(expert < EXPERTS, shares, -1.0)
-    taken = tl.zeros((BM, TOP_K_POWER), tl.float32)
-    numbers = tl.full((BM, TOP_K_POWER), -1, tl.int32)
-    takes = tl.zeros((BM, EXPERTS_POWER), tl.int32)
-    for turn in tl.static_range(TOP_K):
-        best = tl.max(shares, 1)[:, None]
-        # Of equal shares the lower expert is taken.
-        number = tl.min(tl.where(shares == best, expert, EXPERTS_POWER), 1)[:, None]
-        taken = tl.where(place == turn, best, taken)
-        numbers = tl.where(place == turn, number, numbers)
-        shares = tl.where(expert == number, -1.0, shares)
-        takes = tl.where(there[:, None] & (expert == number), 1, takes)
-    each = tl.arange(0, EXPERTS_POWER)
-    count = tl.sum(takes, 0)
-    tl.store(counts + each, count, mask=each < EXPERTS)
-    tl.atomic_add(taken_in_all + each, count.to(tl.int64), mask=(each < EXPERTS) & (count > 0), sem="relaxed")
-    if NORMALISE:
-        taken = taken / tl.sum(taken, 1)[:, None]
-    at = row.to(tl.int64)[:, None] * TOP_K + place
-    stored = (row < rows)[:, None] & (place < TOP_K)
-    tl.store(ids + at, tl.where(there[:, None], numbers, -1), mask=stored)
-    tl.store(weights + at, taken, mask=stored & there[:, None])
-    if TILE > 0:
-        _gather(
-            tile_expert, tile_entry, tile_count, row, there, numbers, takes, EXPERTS_POWER, TOP_K,
-            TOP_K_POWER, TILE,
-        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "tile_count"])
@@ -162,16 +94,21 @@ def _route(
         tl.debug_barrier()
     if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == tl.num_programs(1) - 1:
         tl.store(arrived + tile, 0)
-        _choose(
-            logits, ids, weights, counts + tile * EXPERTS, taken_in_all, tile_expert, tile_entry, tile_count,
-            row, there, rows, EXPERTS, EXPERTS_POWER, TOP_K, TOP_K_POWER, NORMALISE, BM, TILE,
+        numbers, takes = choose_experts(
+            logits, ids, weights, counts + tile * EXPERTS, taken_in_all, row, there, rows,
+            EXPERTS, EXPERTS_POWER, TOP_K, TOP_K_POWER, NORMALISE, BM,
         )  # fmt: skip
+        if TILE > 0:
+            gather_entries(
+                tile_expert, tile_entry, tile_count, row, there, numbers, takes, EXPERTS_POWER, TOP_K,
+                TOP_K_POWER, TILE,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class RouterTuning:
     """Tiles of the router: `rows` of a tile, `experts` of a program and `width` along the row; powers of two,
-    16 at least."""
+    16 at least. Or one row (`route_row`): any power of two of experts, and the whole row at once."""
 
     rows: int = 16
     experts: int = 16
@@ -181,13 +118,15 @@ class RouterTuning:
 
 
 UNTUNED_ROUTER = RouterTuning()
+# Values of the router that a thread of `route_row` multiplies, about, and its warps.
+_VALUES_A_THREAD, _LEAST_WARPS, _MOST_WARPS = 64, 4, 16
 
 
 @dataclass(frozen=True, slots=True)
 class RouterSpace:
     """Memory of the router for up to R rows, with `tuning`: `logits` [R, E] float32; `counts` [tiles of rows,
-    E] int32, how many of a tile's rows take each expert; `arrived` [tiles] int32, how many programs of a tile
-    have ended, zeros between launches."""
+    E] int32, how many of a tile's rows take each expert; `arrived` [tiles + 1] int32, how many programs of a
+    tile have ended, and how many tiles, zeros between launches."""
 
     tuning: RouterTuning
     logits: Tensor
@@ -203,13 +142,13 @@ class RouterSpace:
             tuning,
             logits=torch.empty(rows, experts, dtype=torch.float32, device=device),
             counts=torch.empty(tiles, experts, dtype=torch.int32, device=device),
-            arrived=torch.zeros(tiles, dtype=torch.int32, device=device),
+            arrived=torch.zeros(tiles + 1, dtype=torch.int32, device=device),
         )
 
 
 def gathers(tiles: Tiles, rows: int, tuning: RouterTuning) -> bool:
     """True if `route_rows` of `rows` rows gathers their entries into such tiles."""
-    return rows <= tuning.rows <= tiles.tile_rows
+    return rows <= (FEW_ROWS if tuning.rows == 1 else tuning.rows) <= tiles.tile_rows
 
 
 def route_rows(
@@ -247,37 +186,36 @@ def route_rows(
     tuning = space.tuning
     if tiles is not None and not gathers(tiles, rows, tuning):
         raise ValueError(f"{rows} rows by {tuning} are not gathered into tiles of {tiles.tile_rows}")
-    narrow = ON_CHIP.value and hidden.dtype == router.dtype and hidden.dtype.itemsize == 2
-    _route[(triton.cdiv(rows, tuning.rows), triton.cdiv(experts, tuning.experts))](
-        hidden,
-        norm.gain,
-        router,
-        present,
-        normed,
-        ids,
-        weights,
-        taken,
-        space.logits,
-        space.counts,
-        space.arrived,
-        ids if tiles is None else tiles.expert,
-        ids if tiles is None else tiles.entry,
-        0 if tiles is None else len(tiles.expert),
-        norm.eps,
-        rows,
+    into = (normed, ids, weights, taken, space.logits, space.counts, space.arrived)
+    gathered = (ids, ids, 0) if tiles is None else (tiles.expert, tiles.entry, len(tiles.expert))
+    parts = triton.cdiv(rows, tuning.rows), triton.cdiv(experts, tuning.experts)
+    kernel, options = _kernel(tuning, hidden, router)
+    kernel[parts](
+        hidden, norm.gain, router, present, *into, *gathered, norm.eps, rows,
         WIDTH=width,
         EXPERTS=experts,
         EXPERTS_POWER=triton.next_power_of_2(experts),
         TOP_K=top_k,
         TOP_K_POWER=triton.next_power_of_2(top_k),
         NORMALISE=normalise,
-        BM=tuning.rows,
         BE=tuning.experts,
-        BK=tuning.width,
-        STAGES=tuning.stages,
-        DOT=getattr(tl, str(hidden.dtype).removeprefix("torch.")) if narrow else tl.float32,
         TILE=0 if tiles is None else tiles.tile_rows,
         EARLY=early,
-        num_warps=tuning.warps,
+        **options,
         **dependent_launch(early),
-    )
+    )  # fmt: skip
+
+
+def _kernel(tuning: RouterTuning, hidden: Tensor, router: Tensor) -> tuple[Any, dict[str, Any]]:
+    """The kernel of a tuning, and the options that are its own."""
+    if tuning.rows == 1:
+        width = triton.next_power_of_2(hidden.shape[1])
+        warps = tuning.experts * width // (32 * _VALUES_A_THREAD)
+        return route_row, {
+            "WIDTH_POWER": width, "MOST": FEW_ROWS, "num_warps": min(max(warps, _LEAST_WARPS), _MOST_WARPS),
+        }  # fmt: skip
+    narrow = ON_CHIP.value and hidden.dtype == router.dtype and hidden.dtype.itemsize == 2
+    return _route, {
+        "BM": tuning.rows, "BK": tuning.width, "STAGES": tuning.stages, "num_warps": tuning.warps,
+        "DOT": getattr(tl, str(hidden.dtype).removeprefix("torch.")) if narrow else tl.float32,
+    }  # fmt: skip
