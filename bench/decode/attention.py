@@ -10,8 +10,8 @@ cut so that each multiprocessor gets about this number of programs at least; wit
 them. `tb_s`: bytes of keys, values and scales, over the time; `chosen`: what a worker uses.
 
 With --rows, what drafts cost in attention: a sequence's last tokens are the rows. `plain`: one row a
-sequence. `rows`: keys and values are written, then each sequence's are read once for all its rows; --exact
-adds `single`, which reads them once a row, as mode `exact` does. As a worker tunes them; with --tunings also
+sequence. `rows`: each sequence's keys and values are read once for all its rows; --exact adds `single`, where
+they are written, then read once a row, as in mode `exact`. As a worker tunes them; with --tunings also
 with each tuning, and with items of 2, 4 and 8 rows. `of_plain`: the time, of the run's plain one.
 """
 
@@ -257,7 +257,7 @@ class RowsRun:
         policy = SplitPolicy.filling(count, self.heads.kv_heads, entries, tuning.resident, quantised)
         inputs = RowInputs(self, rows)
         items = inputs.plan(policy, per_item)
-        launch = partial(inputs.launch, items, tuning, writes=kernel != "plain")
+        launch = partial(inputs.launch, items, tuning, writes=kernel == "single")
         return microseconds(launch, self.device) / self.layers
 
 
@@ -305,7 +305,6 @@ class RowInputs:
 
     def launch(self, items: Items, tuning: AttentionTuning, *, writes: bool) -> None:
         """All layers' attention; `writes`: after a kernel that writes keys and values."""
-        from baton.engine.kernels.gpu.attention.items import AttentionTuning
         from baton.engine.kernels.gpu.attention.slot_attention import slot_attention
         from baton.engine.kernels.gpu.attention.split_attention import split_attention
         from baton.engine.kernels.gpu.attention.write_kv import write_kv
@@ -316,10 +315,9 @@ class RowInputs:
             attend = partial(slot_attention, programs=run.sequences + self.wanted)
         for layer in range(run.layers):
             if writes:
-                one_warp = items.rows_per_item > 1  # as steps of mode fast have it
                 write_kv(
                     self.qkv, run.cache, layer, run.table, self.rotary, self.total, self.slot, self.position,
-                    run.heads, tuning=AttentionTuning(1) if one_warp else tuning, kv_scales=run.scales,
+                    run.heads, tuning=tuning, kv_scales=run.scales,
                 )  # fmt: skip
             attend(
                 self.out, self.qkv, run.cache, layer, run.table, self.rotary, items, run.heads,

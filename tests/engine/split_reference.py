@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.gpu.attention.items import TILE, Heads, Items, SplitPolicy
+from baton.engine.kernels.gpu.attention.items import ITEM_DEPTH, TILE, Heads, Items, SplitPolicy
 from baton.engine.kernels.reference.cache_write import cache_write, token_rows
 from baton.engine.kernels.reference.kv_codes import quantise
 from baton.engine.kernels.reference.paged_attention import paged_attention, plan_attention
@@ -173,8 +173,11 @@ def fill_items(items: Items, planned: list[list[Item]], slots: Tensor, positions
     """Writes the list of items from the host; in a step its first kernel does. slots, positions: of rows."""
     lines, first = [], 0
     for mine in planned:
-        place = int(slots[mine[0].row]), int(positions[mine[0].row])
-        lines += [[item.row, *place, item.begin, item.end, first, len(mine), item.rows] for item in mine]
+        row = mine[0].row
+        place = int(slots[row]), int(positions[row])
+        of_slot = slots[: row + 1] == slots[row]
+        depth = ITEM_DEPTH.value * (int(of_slot.sum()) - 1)
+        lines += [[row, *place, item.begin, item.end, first, len(mine), item.rows + depth] for item in mine]
         first += len(mine)
     items.count[0] = len(lines)
     items.items[: len(lines)] = torch.tensor(lines, dtype=torch.int32)

@@ -35,8 +35,6 @@ _EXACT_PART = 512
 
 # Rows of a slot in steps with drafts, by which attention is cut, and the fewest that most have.
 _LIKELY_ROWS, _FEWEST_ROWS = 4, 2
-# Writing keys and values where no other kernel's bits must be met.
-_WRITING = AttentionTuning(warps=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,17 +242,16 @@ class DecodePass:
         return attn_out
 
     def _attend_slots(self, attention: Attention, rows: int, row_count: Tensor) -> Tensor:
-        """Computes `attend` where a slot may have several rows. Keys and values of all are written first,
-        since those of a slot read each other's. In mode `exact` a row then is what it is in a step by itself,
-        bit by bit."""
+        """Computes `attend` where a slot may have several rows, which see each other's keys and values. In
+        mode `exact` a row is what it is in a step by itself, bit by bit: all are written first."""
         group, workspace = attention.group, self.workspace
         qkv, cache, scales = workspace.qkv[:rows], self._cache.groups[group], self._cache.scales[group]
         heads, table, rotary = self.heads[group], self._tables[group], workspace.rotary(rows, attention.rope)
-        write_kv(
-            qkv, cache, attention.index, table, rotary, row_count, self.inputs.slot, self.inputs.position,
-            heads, attention.head_norms, _WRITING if self.slot_items else self.tuning(group, rows), scales,
-        )  # fmt: skip
         if not self.slot_items:
+            write_kv(
+                qkv, cache, attention.index, table, rotary, row_count, self.inputs.slot, self.inputs.position,
+                heads, attention.head_norms, self.tuning(group, rows), scales,
+            )  # fmt: skip
             return self.attend(attention, rows, workspace)
         attn_out = workspace.attn_out[:rows]
         slot_attention(

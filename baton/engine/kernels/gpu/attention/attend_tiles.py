@@ -59,8 +59,8 @@ def attend_tiles(
 
     `layer`, `layer_pairs`: the KV head's part of the cache and of its scales in block 0; `table`: the slot's;
     `next_block`: that of `begin`; `last`: the last position whose block the table has. With several ROWS
-    `positions` [QUERIES] are those of the queries' rows, each of which sees its window up to itself; WINDOWED
-    False: all that is before it.
+    `positions` [QUERIES] are those of the queries' rows, none of them before `stop`, each of which sees its
+    window; WINDOWED False: all tokens.
     """
     wide: tl.constexpr = q.dtype
     half: tl.constexpr = DIM // 2
@@ -94,13 +94,9 @@ def attend_tiles(
         else:
             v = tl.load(places + plane_stride, mask=mask, other=0.0).to(wide)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        if ROWS == 1:
-            shown = seen[None, :]
-        else:
-            # A part ends with a tile, or with the last row's position: `stop` hides nothing from any row.
-            shown = t[None, :] <= positions[:, None]
-            if WINDOWED:
-                shown = shown & (t[None, :] > positions[:, None] - window)
+        shown = seen[None, :]
+        if ROWS > 1 and WINDOWED:
+            shown = shown & (t[None, :] > positions[:, None] - window)
         if CODES:
             place = layer_pairs + block * pair_block_stride + in_block
             k_scales, v_scales = unpacked(tl.load(place, mask=seen, other=0))

@@ -39,6 +39,7 @@ ITEM_FIRST = tl.constexpr(5)
 ITEM_PARTS = tl.constexpr(6)
 ITEM_ROWS = tl.constexpr(7)
 ITEM_WIDTH = tl.constexpr(8)
+ITEM_DEPTH = tl.constexpr(256)
 
 
 class Items:
@@ -47,7 +48,8 @@ class Items:
     `count` [1]: items that there are. `items` [I, ITEM_WIDTH]: item i is tokens begin:end of a row, begin a
     multiple of TILE; the row's slot and position; its items are first : first + parts. Where an item is of up
     to `rows_per_item` rows of a slot, which lie side by side, row and position are the first one's, and the
-    last field says how many there are. All int32.
+    last field says how many there are, plus ITEM_DEPTH times how many rows the slot has before these. All
+    int32.
     `sums` [I, rows_per_item · heads, dim] and `scales` [I, rows_per_item · heads, 2] float32; `arrived` [R,
     kv heads] int32 of zeros, which every layer leaves as zeros.
     """

@@ -1,11 +1,12 @@
-"""A row's heads on their way from the product to attention, in registers: norm, rotation, and the new token's
-key and value as the paged cache has them."""
+"""Rows' heads on their way from the product to attention, in registers: norm, rotation, and new tokens' keys
+and values as the paged cache has them."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from baton.device.e4m3 import from_e4m3
 from baton.engine.kernels.gpu.attention.kv_codes import codes_of, packed, scales_of, stored, values_of
 
 
@@ -116,3 +117,56 @@ def write_token(
         tl.store(places, k, mask=in_dim[None, :])
         tl.store(places + plane_stride, v, mask=in_dim[None, :])
     return k, v
+
+
+@triton.jit
+def write_tokens(
+    rows, position, there, mine, head, layer, layer_pairs, table, block_stride, plane_stride,
+    pair_block_stride, cos, sin, key_norm, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK_TOKENS: tl.constexpr, QK_NORM: tl.constexpr,
+    CODES: tl.constexpr,
+):  # fmt: skip
+    """Loads keys and values of T tokens of a slot for one KV head, and writes those that are `mine` into the
+    cache → both [T, DIM_PADDED], and the scales of both [T]: of codes, which then stand for themselves, in
+    float32; else of no meaning. Zeros where a token is not `there`.
+
+    `rows` [T]: pointers to the tokens' rows of the product; position, there, mine [T]; cos, sin [T,
+    DIM_PADDED] float32; the rest as in `write_token`.
+    """
+    dtype: tl.constexpr = rows.dtype.element_ty
+    half: tl.constexpr = DIM // 2
+    d = tl.arange(0, DIM_PADDED)
+    in_dim = d < DIM
+    low = d < half
+    partner = tl.where(low, d + half, d - half)
+    known = there[:, None] & in_dim[None, :]
+    keys = rows[:, None] + (HEADS + head) * DIM
+    k = tl.load(keys + d[None, :], mask=known, other=0.0).to(tl.float32)
+    k_partner = tl.load(keys + partner[None, :], mask=known, other=0.0).to(tl.float32)
+    if QK_NORM:
+        rounds: tl.constexpr = key_norm.dtype.element_ty == dtype
+        weight = tl.load(key_norm + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+        weight_partner = tl.load(key_norm + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+        k = _normed(k, weight, eps, DIM, dtype, rounds)
+        k_partner = _normed(k_partner, weight_partner, eps, DIM, dtype, rounds)
+    k = _rotated(k, k_partner, cos, sin, low[None, :]).to(dtype)
+    v = tl.load(keys + KV_HEADS * DIM + d[None, :], mask=known, other=0.0)
+    block = tl.load(table + position // BLOCK_TOKENS, mask=there, other=0).to(tl.int64)
+    in_block = position % BLOCK_TOKENS
+    places = layer + (block * block_stride + in_block * DIM)[:, None] + d[None, :]
+    written = mine[:, None] & in_dim[None, :]
+    if CODES:
+        k, v = k.to(tl.float32), v.to(tl.float32)
+        k_scales, v_scales = scales_of(tl.max(tl.abs(k), 1)), scales_of(tl.max(tl.abs(v), 1))
+        k_codes, v_codes = codes_of(k, k_scales), codes_of(v, v_scales)
+        tl.store(places, stored(k_codes), mask=written)
+        tl.store(places + plane_stride, stored(v_codes), mask=written)
+        pairs = layer_pairs + block * pair_block_stride + in_block
+        tl.store(pairs, packed(k_scales, v_scales), mask=mine)
+        k, v = from_e4m3(k_codes), from_e4m3(v_codes)
+    else:
+        tl.store(places, k, mask=written)
+        tl.store(places + plane_stride, v, mask=written)
+        k_scales = tl.full(position.shape, 1.0, tl.float32)
+        v_scales = k_scales
+    return k, v, k_scales, v_scales

@@ -5,7 +5,8 @@
 
 The rows of a slot lie side by side, at positions that follow one another. An item (`plan_items`) is a run of
 whole tiles of the context of up to `rows_per_item` of them, whose query heads are one tile of the products.
-The rows' own keys and values are read from the cache: `write_kv` has put them there. Items meet as those of
+The last item of rows has their own tokens. It takes them, and those of the slot's rows before them, from the
+product's output, never from the cache, so that no program waits for a write. Items meet as those of
 `split_attention` do.
 """
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from baton.engine.kernels.gpu.attention.attend_tiles import attend_tiles, deliver
 from baton.engine.kernels.gpu.attention.items import (
     ITEM_BEGIN,
+    ITEM_DEPTH,
     ITEM_END,
     ITEM_FIRST,
     ITEM_PARTS,
@@ -30,10 +32,15 @@ from baton.engine.kernels.gpu.attention.items import (
     Heads,
     Items,
 )
+from baton.engine.kernels.gpu.attention.kv_codes import codes_weights
 from baton.engine.kernels.gpu.attention.launch import cache_arguments, item_arguments
-from baton.engine.kernels.gpu.attention.new_token import load_queries
+from baton.engine.kernels.gpu.attention.new_token import load_queries, write_tokens
+from baton.engine.kernels.gpu.attention.softmax_step import softmax_step
 
 _TUNING = AttentionTuning()
+# New tokens of a slot that a program takes at once: no fewer than the rows that a slot may have, and as many
+# as the matrix units take.
+_NEW = tl.constexpr(16)
 
 
 @triton.jit
@@ -45,6 +52,7 @@ def _slot_attention(
     cos_rows,
     sin_rows,
     query_norm,
+    key_norm,
     item_count,
     items,
     sums,
@@ -79,17 +87,17 @@ def _slot_attention(
     # Programs without an item would hold room on a multiprocessor for as long as it takes to find that out.
     for item in range(tl.program_id(1), tl.load(item_count), tl.num_programs(1)):
         _attend_item(
-            item, head, qkv, cache, scale_pairs, block_table, cos_rows, sin_rows, query_norm, items, sums,
-            scales, arrived, out, table_stride, layer_offset, block_stride, plane_stride, scale_layer_offset,
-            scale_block_stride, scale, eps, window, HEADS, KV_HEADS, DIM, DIM_PADDED, GROUP, ROWS, QUERIES,
-            WINDOWED, BLOCK_TOKENS, TILE, QK_NORM, UPCAST, STAGES, CODES,
+            item, head, qkv, cache, scale_pairs, block_table, cos_rows, sin_rows, query_norm, key_norm, items,
+            sums, scales, arrived, out, table_stride, layer_offset, block_stride, plane_stride,
+            scale_layer_offset, scale_block_stride, scale, eps, window, HEADS, KV_HEADS, DIM, DIM_PADDED,
+            GROUP, ROWS, QUERIES, WINDOWED, BLOCK_TOKENS, TILE, QK_NORM, UPCAST, STAGES, CODES,
         )  # fmt: skip
 
 
 @triton.jit
 def _attend_item(
-    item, head, qkv, cache, scale_pairs, block_table, cos_rows, sin_rows, query_norm, items, sums, scales,
-    arrived, out, table_stride, layer_offset, block_stride, plane_stride, scale_layer_offset,
+    item, head, qkv, cache, scale_pairs, block_table, cos_rows, sin_rows, query_norm, key_norm, items, sums,
+    scales, arrived, out, table_stride, layer_offset, block_stride, plane_stride, scale_layer_offset,
     scale_block_stride, scale, eps, window, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr,
     WINDOWED: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, QK_NORM: tl.constexpr,
@@ -104,7 +112,11 @@ def _attend_item(
     end = tl.load(line + ITEM_END)
     first = tl.load(line + ITEM_FIRST)
     parts = tl.load(line + ITEM_PARTS)
-    rows = tl.load(line + ITEM_ROWS)
+    there_are = tl.load(line + ITEM_ROWS)
+    rows = there_are % ITEM_DEPTH
+    before = there_are // ITEM_DEPTH
+    # The slot's first new token: the cache has all that is older.
+    new = position - before
     table = block_table + slot.to(tl.int64) * table_stride
     next_block = tl.load(table + begin // BLOCK_TOKENS)
 
@@ -123,14 +135,40 @@ def _attend_item(
         qkv + vectors[:, None], there, cos, sin, query_norm, eps, DIM, DIM_PADDED, QK_NORM
     ).to(wide)  # fmt: skip
 
+    highest = tl.full((QUERIES,), float("-inf"), tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
+    attn_out = tl.zeros((QUERIES, DIM_PADDED), tl.float32)
+    positions = position + query // GROUP
+    layer = cache + layer_offset + head * (BLOCK_TOKENS * DIM)
+    layer_pairs = scale_pairs + scale_layer_offset + head * BLOCK_TOKENS
+    if end == position + rows:
+        number = tl.arange(0, _NEW)
+        known = number < before + rows
+        token_row = row - before + number
+        turn = token_row[:, None] * half + (d % half)[None, :]
+        turned = known[:, None] & (d < DIM)[None, :]
+        k, v, k_scales, v_scales = write_tokens(
+            qkv + token_row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * DIM), new + number, known,
+            known & (number >= before), head, layer, layer_pairs, table, block_stride, plane_stride,
+            scale_block_stride, tl.load(cos_rows + turn, mask=turned, other=0.0),
+            tl.load(sin_rows + turn, mask=turned, other=0.0), key_norm, eps,
+            HEADS, KV_HEADS, DIM, DIM_PADDED, BLOCK_TOKENS, QK_NORM, CODES,
+        )  # fmt: skip
+        shown = known[None, :] & ((new + number)[None, :] <= positions[:, None])
+        if WINDOWED:
+            shown = shown & ((new + number)[None, :] > positions[:, None] - window)
+        scores = tl.dot(q, tl.trans(k.to(wide)), input_precision="ieee") * scale
+        if CODES:
+            scores = tl.where(shown, scores * k_scales[None, :], float("-inf"))
+            highest, _fade, weights, total = codes_weights(scores, v_scales, highest)
+            attn_out = tl.dot(weights.to(wide), v.to(wide), attn_out, input_precision="ieee")
+        else:
+            scores = tl.where(shown, scores, float("-inf"))
+            highest, total, attn_out = softmax_step(scores, v.to(wide), highest, total, attn_out)
+
     highest, total, attn_out = attend_tiles(
-        q, position + query // GROUP,
-        tl.full((QUERIES,), float("-inf"), tl.float32),
-        tl.zeros((QUERIES,), tl.float32),
-        tl.zeros((QUERIES, DIM_PADDED), tl.float32),
-        cache + layer_offset + head * (BLOCK_TOKENS * DIM),
-        scale_pairs + scale_layer_offset + head * BLOCK_TOKENS,
-        table, next_block, begin, end, position + rows - 1, tl.maximum(position - window + 1, 0),
+        q, positions, highest, total, attn_out, layer, layer_pairs, table, next_block,
+        begin, tl.minimum(end, new), position + rows - 1, tl.maximum(position - window + 1, 0),
         block_stride, plane_stride, scale_block_stride, scale, window,
         DIM, DIM_PADDED, QUERIES, ROWS, WINDOWED, BLOCK_TOKENS, TILE, STAGES, CODES,
     )  # fmt: skip
@@ -154,8 +192,8 @@ def slot_attention(
     programs: int | None = None,
     kv_scales: Tensor | None = None,
 ) -> None:
-    """Attends for several rows a slot: qkv [R, (heads + 2 kv heads) · dim] → out [R, heads · dim], over a
-    cache that has the rows' own keys and values. `items`: of rows by slot. `programs` of each KV head do
+    """Attends for several rows a slot: qkv [R, (heads + 2 kv heads) · dim] → out [R, heads · dim]; writes the
+    rows' k, v into `cache`. `items`: of rows by slot, 16 of a slot at most. `programs` of each KV head do
     them, one after the other where there are more; None: as many as the list is long. The rest as in
     `split_attention`. Raises ValueError for shapes that do not fit, and for items of one row."""
     rows = items.rows_per_item
@@ -164,6 +202,7 @@ def slot_attention(
     tuning = tuning or _TUNING
     _slot_attention[(heads.kv_heads, min(items.items.shape[0], programs or 1 << 30))](
         query_norm=qkv if norms is None else norms[0],
+        key_norm=qkv if norms is None else norms[1],
         ROWS=rows,
         QUERIES=max(16, triton.next_power_of_2(rows * heads.group)),
         WINDOWED=heads.window is not None,

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from baton.engine.kernels.gpu.attention.items import (
     ITEM_BEGIN,
+    ITEM_DEPTH,
     ITEM_END,
     ITEM_FIRST,
     ITEM_PARTS,
@@ -86,4 +87,4 @@ def plan_items(
         tl.store(line + ITEM_FIRST, first, mask=mask)
         tl.store(line + ITEM_PARTS, parts, mask=mask)
         if PER_ITEM > 1:
-            tl.store(line + ITEM_ROWS, item_rows, mask=mask)
+            tl.store(line + ITEM_ROWS, item_rows + depth * ITEM_DEPTH, mask=mask)

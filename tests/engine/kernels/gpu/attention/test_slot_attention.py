@@ -16,7 +16,6 @@ from baton.engine.kernels.gpu.attention.items import (
 )
 from baton.engine.kernels.gpu.attention.slot_attention import slot_attention
 from tests.engine.kernels.gpu.attention.test_split_attention import run as run_rows
-from tests.engine.kernels.gpu.attention.test_write_kv import write
 from tests.engine.split_reference import AttentionCase, fill_items, split_items
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,7 +30,7 @@ def run(
     tuning: AttentionTuning | None = None,
     programs: int | None = None,
 ) -> torch.Tensor:
-    """Writes the keys and values of the slots' rows and attends → [rows, heads · dim]."""
+    """Attends, and writes the keys and values of the slots' rows → [rows, heads · dim]."""
     heads, rows = case.heads, case.qkv.shape[0]
     runs = [
         (position + done, min(per_item, count - done))
@@ -43,7 +42,6 @@ def run(
     items = Items(rows, most, heads.heads, heads.kv_heads, heads.dim, case.qkv.device, per_item)
     fill_items(items, planned, case.slots, case.positions)
     out = torch.full((rows, heads.heads * heads.dim), float("nan"), device=DEVICE, dtype=case.qkv.dtype)
-    write(case, rows)
     slot_attention(
         out, case.qkv, case.cache, 1, case.table, case.rotary, items, heads, case.norms, tuning,
         programs, kv_scales=case.kv_scales,
@@ -74,10 +72,17 @@ def test_it_is_the_plain_kernels(name: str, codes: bool) -> None:
         heads, slots, block_tokens=block_tokens, norms="norms" in name and not codes, device=DEVICE
     )
     case = case.quantised() if codes else case
-    expected, _, _ = case.expected(1)
+    expected, cache, scales = case.expected(1)
     for tile in (TILE, TILE // 2):
         found = run(case, slots, per_item, policy, AttentionTuning(tile=tile))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        if codes:
+            assert case.cache.view(torch.uint8).equal(cache.view(torch.uint8))
+            assert scales is not None
+            assert case.kv_scales is not None
+            assert case.kv_scales.equal(scales)
+        else:
+            torch.testing.assert_close(case.cache, cache, rtol=1e-6, atol=1e-6)
 
 
 def test_one_row_a_slot_is_attention_of_rows() -> None:
