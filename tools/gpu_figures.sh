@@ -6,12 +6,12 @@
 # OUT gets a log a part; the last lines of each are printed. A part that the SECONDS left do not suffice for is
 # named and skipped. BASE=TREE also measures `steps` with the sources of an older commit, alternating with these.
 # Without PARTs all of one GPU run, in this order, proofs before the figures that rest on them. Others run where they
-# are named: `experts-more`, and `gpus`, which needs two GPUs of one host.
+# are named: `experts-more`, `gpus-tables`, and `gpus`, which needs two GPUs of one host.
 set -uo pipefail
 
 out=$1 ends=$((SECONDS + $2))
 shift 2
-wanted=" ${*:-drafts-exact drafts-rows drafts-text table steps experts-exact experts experts-tunings tests} "
+wanted=" ${*:-numbers drafts-exact drafts-rows drafts-text table steps experts-exact experts experts-tunings tests} "
 mkdir -p "$out"
 model=(--shape llama-3.1-8b --dtype bf16)
 mixture=(--shape qwen3-30b-a3b)
@@ -57,6 +57,10 @@ if wants steps; then
         [[ -z ${BASE:-} ]] || steps_of "base-$round" "$BASE"
     done
 fi
+if wants numbers; then
+    run numbers 240 bash -c 'test_on_gpu -n 12 --dist load tests/engine/decode/test_gpu_numbers.py \
+        tests/engine/kernels/gpu/attention/test_gpu_codes.py tests/engine/kernels/gpu/attention/test_slot_attention.py'
+fi
 if wants experts-exact; then
     # These files' tests use a GPU where there is one.
     run experts-kernels 150 bash -c 'test_here -n 8 --dist load tests/engine/kernels/gpu/experts \
@@ -68,10 +72,10 @@ if wants experts-exact; then
         tests/engine/decode/test_gpu_logits.py'
     run experts-memory 90 bash -c 'test_on_gpu -s tests/engine/model/test_mixture_memory.py'
 fi
-# table SHAPE: products of attention and head that the tables lack, in bf16 and in fp8; OUT gets the tables as well.
+# table SHAPE [OPTION...]: products that the tables lack, in bf16 and in fp8; OUT gets the tables as well.
 table() {
-    run "table-$1" 100 python -m bench.decode products --shape "$1" --rows 128 --write
-    run "table-$1-fp8" 100 python -m bench.decode products --shape "$1" --quantization fp8 --rows 128 --write
+    run "table-$1" 100 python -m bench.decode products --shape "$@" --rows 128 --write
+    run "table-$1-fp8" 100 python -m bench.decode products --shape "$@" --quantization fp8 --rows 128 --write
     cp baton/engine/gemm_dispatch/tables/*.json "$out"
 }
 
@@ -113,6 +117,11 @@ if wants tests; then
     run tests-engine 600 bash -c 'test_on_gpu -n $(($(nproc) - 4)) --dist load --maxschedchunk 1 tests/engine \
         --deselect tests/engine/test_gpu.py --deselect tests/engine/test_gpu_memory.py \
         --deselect tests/engine/model/test_mixture_memory.py'
+fi
+# On one GPU, for a worker of two.
+if wants gpus-tables; then
+    table llama-3.1-8b --tensor-parallel 2
+    table llama-3.1-70b --tensor-parallel 2
 fi
 if wants gpus; then
     export CUDA_MODULE_LOADING=EAGER
