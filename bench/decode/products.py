@@ -2,7 +2,7 @@
 
     python -m bench.decode products --shape NAME,...|all [--dtype bf16]
         [--quantization fp8|int8|int4 [--quantize-head]] [--rows 256] [--only down,...] [--buckets 256,...]
-        [--again] [--write]
+        [--tensor-parallel 1] [--again] [--write]
 
 Shapes that the repository's table of this GPU has already are measured only with --again. --only and
 --buckets restrict all to products of those names and to those numbers of rows. With --write that
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256, help="most rows")
     parser.add_argument("--only", type=_names, default=(), help="names of products")
     parser.add_argument("--buckets", type=_names, default=(), help="numbers of rows")
+    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="those of one of N GPUs")
     parser.add_argument("--again", action="store_true", help="also what the table has")
     parser.add_argument("--write", action="store_true", help="complete this GPU's table in the repository")
     arguments = parser.parse_args()
@@ -88,9 +89,10 @@ def wanted_of(
     from baton.engine.tuning.tuner import missing
 
     kind, entries = getattr(torch, precision.torch_dtype), list(known)
+    part = splits(arguments.tensor_parallel)[0]
     wanted = {}
     for name in names:
-        pairs = missing(products_of(name, precision), arguments.rows, kind, ProductTable(entries))
+        pairs = missing(products_of(name, precision, part), arguments.rows, kind, ProductTable(entries))
         wanted[name] = [
             (product, rows)
             for product, rows in pairs

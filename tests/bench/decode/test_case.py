@@ -136,7 +136,7 @@ def test_a_quantised_head_needs_to_know_how(
 
 def test_each_product_is_measured_once_and_what_is_known_not_at_all() -> None:
     """Mistral 7B's layers have the shapes of Llama 3.1 8B's; its head does not."""
-    arguments = argparse.Namespace(rows=64, only=(), buckets=("32", "64"))
+    arguments = argparse.Namespace(rows=64, only=(), buckets=("32", "64"), tensor_parallel=1)
     names = ["llama-3.1-8b", "mistral-7b"]
     wanted = products.wanted_of(names, Precision("bf16"), arguments, [])
     measured = {
@@ -146,3 +146,8 @@ def test_each_product_is_measured_once_and_what_is_known_not_at_all() -> None:
     assert measured == {"llama-3.1-8b": of_layer, "mistral-7b": [("head", 32), ("head", 64)]}
     known = shipped_entries("NVIDIA H200")
     assert products.wanted_of(names[:1], Precision("bf16"), arguments, known) == {"llama-3.1-8b": []}
+    arguments.tensor_parallel = 2
+    halves = products.wanted_of(names[:1], Precision("bf16"), arguments, known)["llama-3.1-8b"]
+    shapes = {product.name: tuple(product.linear.weight.shape) for product, _ in halves}
+    assert shapes["qkv"] == (3072, 4096)
+    assert shapes["down"] == (4096, 7168)
