@@ -98,6 +98,10 @@ class DecodeEngine:
             propose=self.oracle,
             group=group and group(ranks, size.slots),
         )
+        # Not before: a start measures how fast the cache is read, by copying some of it to another place,
+        # where codes become scales.
+        for cache in self.model.cache.ranks:
+            randomize(cache)
         self.draft_batches, self.loop.steps.draft_batches = self.loop.steps.draft_batches, ()
         """Numbers of rows that steps with drafts may have; steps have none unless a run sets them."""
         self.learner = Learner(state, case.ends) if case.ends else None
@@ -223,7 +227,7 @@ def _full_table(size: EngineSize, vocab: int, device: Any) -> LookaheadTable:
 
 
 def _model(ranks: Sequence[Model], case: DecodeCase, size: EngineSize) -> LoadedModel:
-    """The model that these are the parts of, with a cache of random values."""
+    """The model that these are the parts of, with an empty cache."""
     from baton.engine.memory.block_pools import BlockPools
     from baton.engine.memory.kv_cache import KVCache
     from baton.engine.memory.split_cache import SplitKVCache
@@ -234,8 +238,6 @@ def _model(ranks: Sequence[Model], case: DecodeCase, size: EngineSize) -> Loaded
     decoder = ranks[0]
     blocks = [size.blocks()] * len(decoder.layout.groups)
     caches = [KVCache(rank.layout, blocks, rank.device) for rank in ranks]
-    for cache in caches:
-        randomize(cache)
     whole = whole_layout(decoder)
     return LoadedModel(
         config=decoder.config,
