@@ -7,6 +7,8 @@ from __future__ import annotations
 FEW_ROWS, MANY_ROWS = 16, 64
 # Passes of more rows are of prompts, or of enough sequences to fill their tiles.
 MOST_ROWS_OF_DECODE = 256
+# Rows from which on a step's `down` in bf16 is the vendor's grouped product.
+LIBRARY_ROWS = 4096
 # Experts for each entry from which on few rows share one.
 _EXPERTS_AN_ENTRY = 4
 
@@ -33,9 +35,13 @@ def space_bytes(
     rows: int, top_k: int, experts: int, hidden: int, inner: int, element_bytes: int, *, codes: bool = False
 ) -> int:
     """Bytes that mixtures need beside the workspace of a pass of up to `rows` rows: `ExpertsSpace`. `codes`:
-    rows become codes."""
+    rows become codes. Of rows in 16 bits, up to LIBRARY_ROWS have memory for their results; those of more
+    rows are allocated by the library."""
     tile_rows = rows_of_tile(rows)
     places = most_tiles(rows, top_k, experts, tile_rows) * tile_rows
-    values = rows * hidden + places * inner + rows * top_k * hidden
+    results = rows * top_k
+    if rows >= LIBRARY_ROWS and element_bytes == 2 and not codes:
+        results = LIBRARY_ROWS * top_k + places
+    values = rows * hidden + places * inner + results * hidden
     of_codes = max(rows * hidden, places * inner) + 4 * max(rows, places) if codes else 0
     return of_codes + values * element_bytes + 4 * (places + rows * (2 * top_k + experts))

@@ -7,12 +7,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.expert_tiles import MOST_ROWS_OF_DECODE, own_tile_rows, rows_of_tile
+from baton.engine.kernels.expert_tiles import (
+    LIBRARY_ROWS,
+    MOST_ROWS_OF_DECODE,
+    own_tile_rows,
+    rows_of_tile,
+)
 from baton.engine.kernels.fusion import Epilogue
-from baton.engine.kernels.gpu.experts.align_rows import EntryTiles, Tiles, align_rows
+from baton.engine.kernels.gpu.experts.align_rows import EntryPlaces, EntryTiles, Tiles, align_rows
 from baton.engine.kernels.gpu.experts.combine_rows import combine_rows
 from baton.engine.kernels.gpu.experts.grouped_codes import takes_codes
 from baton.engine.kernels.gpu.experts.grouped_linear import grouped_linear
+from baton.engine.kernels.gpu.experts.library_product import library_multiplies, product_by_library
 from baton.engine.kernels.gpu.experts.route_rows import RouterSpace, RouterTuning, gathers, route_rows
 from baton.engine.kernels.gpu.step.quantize_rows import quantize_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight
@@ -42,7 +48,7 @@ class ExpertsSpace:
     holds no token, and takes no expert; `normed` [R, hidden]; `ids`, `weights` [R, k]; `router` and `tiles`,
     and for few rows `row_router` and `own_tiles`; `inner` [places of tiles, inner width]; `results` [R · k,
     hidden]; `codes` e4m3 and `code_scales`, of the rows of `normed` or of `inner`: without elements where
-    experts take none."""
+    experts take none. `places`: of a pass of many rows, whose `down` is the library's."""
 
     present: Tensor
     normed: Tensor
@@ -52,6 +58,7 @@ class ExpertsSpace:
     weights: Tensor
     tiles: Tiles
     own_tiles: EntryTiles
+    places: EntryPlaces | None
     inner: Tensor
     results: Tensor
     codes: Tensor
@@ -69,9 +76,11 @@ class ExpertsSpace:
         tiles = Tiles.empty(rows, top_k, experts, device, rows_of_tile(rows))
         few = rows <= MOST_ROWS_OF_DECODE and not exact
         own_rows = min(rows, own_tile_rows(top_k, experts)) if few else 0
-        stacks = [layer.mlp.gate_up for layer in model.layers if isinstance(layer.mlp, ExpertsMlp)]
+        mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertsMlp)]
+        stacks, downs = [mlp.gate_up for mlp in mixtures], [mlp.down.weight for mlp in mixtures]
         by_codes = not exact and dtype.itemsize == 2 and all(map(_takes_codes, stacks))
         places, inner = (tiles.entry.numel(), config.experts.intermediate_size) if by_codes else (0, 0)
+        by_library = not exact and rows >= LIBRARY_ROWS and all(map(library_multiplies, downs))
         return cls(
             codes=torch.zeros(
                 max(rows * width, places * inner) if by_codes else 0, dtype=torch.float8_e4m3fn, device=device
@@ -87,10 +96,13 @@ class ExpertsSpace:
             weights=torch.zeros(rows, top_k, device=device),
             tiles=tiles,
             own_tiles=EntryTiles.empty(own_rows, top_k, device),
+            places=EntryPlaces.empty(rows, top_k, experts, device) if by_library else None,
             inner=torch.zeros(
                 tiles.entry.numel(), config.experts.intermediate_size, dtype=dtype, device=device
             ),
-            results=torch.zeros(rows * top_k, width, dtype=dtype, device=device),
+            results=torch.zeros(
+                (LIBRARY_ROWS if by_library else rows) * top_k, width, dtype=dtype, device=device
+            ),
         )
 
     def as_codes(self, x: Tensor, *, early: bool) -> tuple[Tensor, Tensor]:
@@ -117,7 +129,6 @@ def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor, *, early: 
     rows, (experts, _, _) = hidden.shape[0], mlp.gate_up.shape
     present, normed = space.present[:rows], space.normed[:rows]
     ids, weights = space.ids[:rows], space.weights[:rows]
-    results = space.results[: rows * mlp.top_k]
     own = space.own_tiles.of(ids)
     router = space.row_router if rows <= len(space.row_router.logits) else space.router
     by_own = len(own.entry) == ids.numel()
@@ -128,13 +139,19 @@ def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor, *, early: 
         normed, ids, weights, hidden, mlp.norm, mlp.router, present, mlp.taken, router,
         normalise=mlp.normalise, tiles=tiles if gathered else None, early=early,
     )  # fmt: skip
+    places = space.places if rows >= LIBRARY_ROWS else None
     if not by_own and not gathered:
-        align_rows(tiles, ids, router.counts, router.tuning.rows, early=early)
+        align_rows(tiles, ids, router.counts, router.tuning.rows, places, early=early)
     # Few rows take less time than a launch that quantises them.
     by_codes = not by_own and space.codes.numel() > 0
     x = space.as_codes(normed, early=early) if by_codes else (normed, None)
     grouped_linear(space.inner, x[0], mlp.gate_up, tiles, mlp.top_k, mlp.gate, x_scales=x[1], early=early)
     inner = space.inner[: tiles.entry.numel()]
-    x = space.as_codes(inner, early=early) if by_codes else (inner, None)
-    grouped_linear(results, x[0], mlp.down, tiles, mlp.top_k, Epilogue.PLAIN, x_scales=x[1], early=early)
-    combine_rows(hidden, results, ids, weights, early=early)
+    if places is not None:
+        results = product_by_library(inner, mlp.down, places.ends)
+    else:
+        results = space.results[: rows * mlp.top_k]
+        x = space.as_codes(inner, early=early) if by_codes else (inner, None)
+        grouped_linear(results, x[0], mlp.down, tiles, mlp.top_k, Epilogue.PLAIN, x_scales=x[1], early=early)
+    of_entries = None if places is None else places.place[: ids.numel()]
+    combine_rows(hidden, results, ids, weights, of_entries, early=early)

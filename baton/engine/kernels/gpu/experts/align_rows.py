@@ -25,9 +25,10 @@ _BLOCK, _RUNS = 64, 16
 
 @triton.jit(do_not_specialize=["rows", "runs", "tile_count"])
 def _align(
-    ids, counts, tile_expert, tile_entry, rows, runs, tile_count,
+    ids, counts, tile_expert, tile_entry, expert_ends, entry_place, rows, runs, tile_count,
     EXPERTS: tl.constexpr, EXPERTS_POWER: tl.constexpr, TOP_K: tl.constexpr,
-    TILE: tl.constexpr, RUN: tl.constexpr, RUNS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    TILE: tl.constexpr, RUN: tl.constexpr, RUNS: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         wait_for_previous()
@@ -45,6 +46,8 @@ def _align(
     tiles = (totals + (TILE - 1)) // TILE
     ends = tl.cumsum(tiles, 0)
     firsts = ends - tiles
+    if PLACES:
+        tl.store(expert_ends + expert, ends * TILE, mask=(expert < EXPERTS) & (mine + expert * 0 == 0))
     # Each tile's expert, and -1 in its places without an entry; the others are written below. Programs take
     # turns.
     for start in range(mine * BLOCK, tile_count, runs * BLOCK):
@@ -63,7 +66,10 @@ def _align(
         found = tl.load(ids + entry, mask=entry < end, other=-1)
         own = (found[:, None] == expert[None, :]).to(tl.int32)
         before = tl.cumsum(own, 0) - own + taken[None, :] + (firsts * TILE)[None, :]
-        tl.store(tile_entry + tl.sum(own * before, 1), entry, mask=found >= 0)
+        place = tl.sum(own * before, 1)
+        tl.store(tile_entry + place, entry, mask=found >= 0)
+        if PLACES:
+            tl.store(entry_place + entry, place, mask=found >= 0)
         taken += tl.sum(own, 0)
 
 
@@ -98,6 +104,20 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True)
+class EntryPlaces:
+    """The places of entries in tiles of several, counted through all tiles: `ends` [E] int32, behind
+    the last tile of each expert; `place` [R · k] int32 of each entry, whose expert is not -1."""
+
+    ends: Tensor
+    place: Tensor
+
+    @classmethod
+    def empty(cls, rows: int, top_k: int, experts: int, device: torch.device | str) -> EntryPlaces:
+        """Memory for up to `rows` rows."""
+        return cls(*(torch.empty(n, dtype=torch.int32, device=device) for n in (experts, rows * top_k)))
+
+
+@dataclass(frozen=True, slots=True)
 class EntryTiles:
     """Tiles of one entry each, which need no alignment: their experts are the ids as they are. For few rows,
     which seldom share an expert. `entry` [R · k, 16] int32."""
@@ -116,10 +136,18 @@ class EntryTiles:
         return Tiles(ids.view(-1), self.entry[: ids.numel()], own=True)
 
 
-def align_rows(tiles: Tiles, ids: Tensor, counts: Tensor, run: int, *, early: bool = False) -> None:
-    """ids [R, k] int32, -1 for none → the tiles of all entries. `counts` [⌈R / run⌉, E] int32: entries of
-    each expert among each `run` rows. `early`: see `dependent_launch`. Raises ValueError for too few tiles or
-    counts."""
+def align_rows(
+    tiles: Tiles,
+    ids: Tensor,
+    counts: Tensor,
+    run: int,
+    places: EntryPlaces | None = None,
+    *,
+    early: bool = False,
+) -> None:
+    """ids [R, k] int32, -1 for none → the tiles of all entries, and their `places`. `counts` [⌈R / run⌉, E]
+    int32: entries of each expert among each `run` rows. `early`: see `dependent_launch`. Raises ValueError
+    for too few tiles or counts."""
     (rows, top_k), experts = ids.shape, counts.shape[1]
     count, runs = len(tiles.expert), triton.cdiv(rows, run)
     if count < most_tiles(rows, top_k, experts, tiles.tile_rows) or len(counts) < runs:
@@ -132,6 +160,8 @@ def align_rows(tiles: Tiles, ids: Tensor, counts: Tensor, run: int, *, early: bo
         counts,
         tiles.expert,
         tiles.entry,
+        ids if places is None else places.ends,
+        ids if places is None else places.place,
         rows,
         runs,
         count,
@@ -142,6 +172,7 @@ def align_rows(tiles: Tiles, ids: Tensor, counts: Tensor, run: int, *, early: bo
         RUN=run,
         RUNS=_RUNS,
         BLOCK=_BLOCK,
+        PLACES=places is not None,
         EARLY=early,
         num_warps=8,
         **dependent_launch(early),
