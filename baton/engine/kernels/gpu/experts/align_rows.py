@@ -20,7 +20,8 @@ from torch import Tensor
 from baton.device.ptx import dependent_launch, wait_for_previous
 from baton.engine.kernels.expert_tiles import FEW_ROWS, most_tiles
 
-_BLOCK, _RUNS = 64, 16
+# Tiles or entries that a program takes at once, and runs.
+_MOST_BLOCK, _LEAST_BLOCK, _RUNS = 64, 16, 16
 
 
 @triton.jit(do_not_specialize=["rows", "runs", "tile_count"])
@@ -155,6 +156,7 @@ def align_rows(
             f"{count} tiles and {len(counts)} counts are too few for {rows} rows of {top_k} among {experts} "
             f"experts"
         )
+    block = min(max(triton.next_power_of_2(run * top_k), _LEAST_BLOCK), _MOST_BLOCK)
     _align[(runs,)](
         ids,
         counts,
@@ -171,9 +173,9 @@ def align_rows(
         TILE=tiles.tile_rows,
         RUN=run,
         RUNS=_RUNS,
-        BLOCK=_BLOCK,
+        BLOCK=block,
         PLACES=places is not None,
         EARLY=early,
-        num_warps=8,
+        num_warps=8 if block == _MOST_BLOCK else 4,
         **dependent_launch(early),
     )

@@ -82,6 +82,7 @@ def as_ids(routing: Tensor) -> Tensor:
         (256, 8, 128, 16, 64),
         (70, 2, 3, 64, 64),
         (530, 1, 3, 64, 32),
+        (20, 2, 60, 16, 1),
     ],
 )
 def test_tiles_hold_each_entry_once_in_the_order_of_rows(
