@@ -2,10 +2,11 @@
 
     python -m bench.decode products --shape NAME,...|all [--dtype bf16]
         [--quantization fp8|int8|int4 [--quantize-head]] [--rows 256] [--only down,...] [--buckets 256,...]
-        [--tensor-parallel 1] [--again] [--write]
+        [--tensor-parallel 1] [--again] [--unproven] [--write]
 
 Shapes that the repository's table of this GPU has already are measured only with --again. --only and
---buckets restrict all to products of those names and to those numbers of rows. With --write that
+--buckets restrict all to products of those names and to those numbers of rows. --unproven also
+measures kernels that a worker's start leaves out since no GPU has tested them. With --write that
 table, in baton/engine/gemm_dispatch/tables, is completed. One JSON object for each product and number of rows
 goes to stdout, progress to stderr.
 """
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--buckets", type=_names, default=(), help="numbers of rows")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="those of one of N GPUs")
     parser.add_argument("--again", action="store_true", help="also what the table has")
+    parser.add_argument("--unproven", action="store_true", help="also kernels that no GPU has tested")
     parser.add_argument("--write", action="store_true", help="complete this GPU's table in the repository")
     arguments = parser.parse_args()
     precision = precision_of(arguments)
@@ -68,7 +70,8 @@ def run(names: list[str], precision: Precision, arguments: argparse.Namespace) -
     _say(f"compiled in {time.monotonic() - began:.1f} s")
     for name, pairs in wanted.items():
         began = time.monotonic()
-        entries = list(measured(pairs, kind, device, lambda *_: None))
+        unproven = arguments.unproven
+        entries = list(measured(pairs, kind, device, lambda *_: None, unproven=unproven))
         torch.cuda.empty_cache()
         _say(f"{name}: {len(entries)} in {time.monotonic() - began:.1f} s")
         for entry in entries:

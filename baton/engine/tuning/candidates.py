@@ -117,10 +117,18 @@ _WIDE_UNGATED = (
     (256, 4, 5, 1), (224, 4, 5, 1), (192, 4, 6, 1), (96, 4, 12, 1), (192, 4, 6, 2), (128, 4, 9, 2),
     (192, 4, 6, 3), (256, 4, 5, 4),
 )  # fmt: skip
+# For 65 to 128 rows: columns of results, tiles of x and of W on their way, splits, multiprocessors that share
+# x. No GPU has run them yet, so a worker's start does not: `bench.decode products --unproven` alone does.
+_X_SHARED = ((112, 5, 5, 1, 2), (112, 5, 5, 1, 4), (128, 4, 5, 1, 2), (128, 4, 5, 1, 4), (96, 5, 6, 1, 2))
+_X_SHARED_UNGATED = (
+    (128, 6, 8, 4, 2), (128, 6, 8, 4, 4), (64, 8, 12, 2, 2), (64, 8, 12, 2, 4), (96, 7, 9, 2, 2),
+    (96, 7, 9, 2, 4), (96, 7, 9, 3, 2), (48, 8, 16, 1, 4), (256, 4, 5, 1, 2),
+)  # fmt: skip
 
 
-def candidates(product: Product, rows: int) -> list[Choice]:
-    """The kernels to try for a product of `rows` rows, the library first."""
+def candidates(product: Product, rows: int, *, unproven: bool = False) -> list[Choice]:
+    """The kernels to try for a product of `rows` rows, the library first. `unproven`: those, too, that no
+    test has run on a GPU yet."""
     if isinstance(product.linear.weight, QuantizedWeight):
         return _of_quantized(product.linear.weight, rows)
     found: list[Choice] = [Library()]
@@ -129,7 +137,9 @@ def candidates(product: Product, rows: int) -> list[Choice]:
     tiles = (rows, _tile(rows)) if rows in (48, 96) else (_tile(rows),)
     found += [SkinnyTuning(tile, *shape) for tile in tiles for shape in _SKINNY.get(tile, ())]
     if rows > 128 and runs_here():
-        found += _wide(product)
+        found += _wide(product, _WIDE, _WIDE_UNGATED)
+    if unproven and 64 < rows <= 128 and runs_here():
+        found += _wide(product, _X_SHARED, _X_SHARED_UNGATED)
     return found
 
 
@@ -159,10 +169,8 @@ def _tile(rows: int) -> int:
     return max(16, 1 << (rows - 1).bit_length())
 
 
-def _wide(product: Product) -> Iterator[Choice]:
-    if product.linear.bias is not None or product.epilogue not in WIDE_EPILOGUES:
-        return
-    if product.epilogue.gated:
-        yield from (WideTuning(*shape) for shape in _WIDE)
-    else:
-        yield from (WideTuning(*shape) for shape in _WIDE_UNGATED)
+def _wide(
+    product: Product, gated: tuple[tuple[int, ...], ...], ungated: tuple[tuple[int, ...], ...]
+) -> Iterator[Choice]:
+    if product.linear.bias is None and product.epilogue in WIDE_EPILOGUES:
+        yield from (WideTuning(*shape) for shape in (gated if product.epilogue.gated else ungated))

@@ -31,20 +31,22 @@ PROMPT = list(range(5, 22))
 
 
 @pytest.mark.parametrize(
-    ("n", "tuning", "free"),
+    ("m", "n", "tuning", "free"),
     [
         # 64 clusters, of which 16 add up a tile together; there is room for 8 at a time.
-        (512, WideTuning(128, 4, 9, 16), 16),
+        (256, 512, WideTuning(128, 4, 9, 16), 16),
         # Down of an 8B model, as the table has it.
-        (4096, WideTuning(128, 4, 9, 2), 16),
-        (4096, WideTuning(128, 4, 9, 2), 64),
+        (256, 4096, WideTuning(128, 4, 9, 2), 16),
+        (256, 4096, WideTuning(128, 4, 9, 2), 64),
+        (128, 4096, WideTuning(128, 6, 8, 4, 2), 16),
+        (128, 4096, WideTuning(128, 6, 8, 4, 4), 64),
     ],
 )
 def test_a_split_product_ends_on_the_multiprocessors_that_are_free(
-    n: int, tuning: WideTuning, free: int
+    m: int, n: int, tuning: WideTuning, free: int
 ) -> None:
     assert runs_here()
-    m, k = 256, 14336
+    k = 14336
     generator = torch.Generator("cuda").manual_seed(n)
     x, weight = (
         torch.randn(rows, k, generator=generator, device="cuda").bfloat16() * k**-0.5 for rows in (m, n)

@@ -32,6 +32,7 @@ KEY = ProductKey("qkv", 32, 6144, 4096, "bfloat16", "bfloat16")
         GemvTuning(4, 256, 8, 3),
         SkinnyTuning(32, 128, 64, 2, 3, 8),
         WideTuning(96, 4, 6, 2),
+        WideTuning(96, 4, 6, 2, 4),
         Library(),
         W8A8Tuning(64, 64, 256),
         W8A8Library(),

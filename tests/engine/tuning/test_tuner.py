@@ -82,7 +82,7 @@ def test_products_are_measured_on_the_device_that_is_given(monkeypatch: pytest.M
         yield
         current.pop()
 
-    def measure(*_: object) -> list[tuple[float, Choice]]:
+    def measure(*_: object, unproven: bool) -> list[tuple[float, Choice]]:
         assert current == ["cuda:3"]
         return [(1.0, Library())]
 
@@ -116,7 +116,8 @@ class InThisProcess:
 def test_a_measurement_that_takes_too_long_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def measure(product: Product, rows: int, *_: object) -> list[tuple[float, Choice]]:
+    def measure(product: Product, rows: int, *_: object, unproven: bool) -> list[tuple[float, Choice]]:
+        assert not unproven, "a start runs only what tests have run on a GPU"
         seen.append(rows)
         return [(1.0, Library())]
 
@@ -138,7 +139,7 @@ def test_a_measurement_reads_more_weights_than_a_cache_holds_by_a_bounded_number
     n: int, k: int, launches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[Product] = []
-    monkeypatch.setattr(measurement, "candidates", lambda *_: [Library()])
+    monkeypatch.setattr(measurement, "candidates", lambda *_, **__: [Library()])
     monkeypatch.setattr(measurement, "run_product", lambda _out, _x, product, *_: launched.append(product))
     monkeypatch.setattr(measurement, "graph_us", lambda launch, _replays: (launch(), 1.0)[1])
     assert measurement.measure(_product(n=n, k=k), 1, BF16, torch.device("cpu"), math.inf, rotated_bytes=4e6)
@@ -158,7 +159,7 @@ def test_a_product_whose_kernels_were_not_all_tried_in_time_is_not_measured(
 
     clock = SimpleNamespace(monotonic=lambda: 0.05 * len(tried))
     monkeypatch.setattr(measurement, "time", clock)
-    monkeypatch.setattr(measurement, "candidates", lambda *_: [Library(), SkinnyTuning(), GemvTuning()])
+    monkeypatch.setattr(measurement, "candidates", lambda *_, **__: [Library(), SkinnyTuning(), GemvTuning()])
     monkeypatch.setattr(measurement, "graph_us", lambda launch, _replays: slow(launch.__defaults__[0]))
     product, cpu = _product(n=16, k=32), torch.device("cpu")
     assert measurement.measure(product, 1, BF16, cpu, 0.07, rotated_bytes=0) == []
@@ -214,6 +215,12 @@ def test_candidates_fit_the_product(rows: int, monkeypatch: pytest.MonkeyPatch) 
         wide = any(isinstance(choice, WideTuning) for choice in found)
         fits = product.linear.bias is None and product.epilogue is not Epilogue.GEGLU
         assert wide == (rows > 128 and fits)
+        unproven = [choice for choice in candidates(product, rows, unproven=True) if choice not in found]
+        assert bool(unproven) == (64 < rows <= 128 and fits)
+        for choice in unproven:
+            assert isinstance(choice, WideTuning)
+            assert choice.x_sharers > 1
+            assert choice.tile_bytes(product.epilogue) <= 225 * 1024
 
 
 @pytest.mark.parametrize("rows", [48, 96])

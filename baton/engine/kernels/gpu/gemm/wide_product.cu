@@ -1,93 +1,39 @@
-// A product for some hundreds of rows, on Hopper. wide_product.py launches it and defines: COLUMNS (results a tile),
-// EPILOGUE (0 plain, 1 residual, 2 SwiGLU), SPLITS, X_STAGES, W_STAGES, KIND ("bf16" or "f16"), and puts `multiply`
-// in place.
+// A product for some hundreds of rows, on Hopper. wide_product.py launches it, puts hopper_instructions.cu and
+// `multiply` in front of it, and defines: COLUMNS (results a tile), EPILOGUE (0 plain, 1 residual, 2 SwiGLU), SPLITS,
+// X_STAGES, W_STAGES, X_SHARERS, KIND ("bf16" or "f16").
 //
-// Two blocks of a cluster compute the same columns of 256 rows, 128 each. One loads one half of the tile's rows of W
-// (of SwiGLU: those of Gate), the other the other, each for both blocks, so W comes out of the cache once. In a block
-// one thread asks for W, one for x, and two groups of four warps multiply 64 rows each; a sum of Gate and the same of
-// Up are in one thread.
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-struct __align__(64) TensorMap { char bytes[128]; };
-
+// The blocks of a cluster share the tiles of one operand, which so come out of the cache once: each loads a part for
+// all. X_SHARERS 1, for more than 128 rows: two blocks compute the same columns of 256 rows, 128 each, and share W; a
+// part is one half of the tile's rows of W (of SwiGLU: those of Gate, or those of Up). X_SHARERS 2 or 4, for up to 128
+// rows: as many blocks compute the same rows of as many tiles of columns, and share x.
+//
+// In a block one thread asks for W, one for x, and two groups of four warps multiply 64 rows each; a sum of Gate and
+// the same of Up are in one thread.
+//
+// A stage has a barrier `full` and a barrier `empty` in every block, and all blocks of a cluster go through the same
+// steps. `full` awaits one arrival, of its own block's loader, which arms it with the bytes of the whole tile (X_BYTES,
+// W_BYTES), and those bytes, whoever asked for them: parts that other blocks load may come before it is armed. `empty`
+// of a tile that is shared awaits the two groups of each block, since what a block loads goes to all: a loader that has
+// passed it knows the stage to be free in every block. No barrier completes a turn before all have seen the one in
+// front: `full` is armed by its own block's loader after `empty`, at which its block's groups arrive after `full`; a
+// group arrives at `empty` of a shared stage after it has read all blocks' parts, so after each of their loaders has
+// passed the turn in front. A group frees a step's tiles when it has asked for the next step's product: two stages at
+// least. host/cluster.cpp among the tests checks all of this.
 constexpr int ROWS = 128, DEPTH = 64;
-constexpr bool RESIDUAL = EPILOGUE == 1, SWIGLU = EPILOGUE == 2;
-// Rows of W that a block loads, which is also how many sums a thread has: 64 rows by twice as many, of 128 threads.
+constexpr bool RESIDUAL = EPILOGUE == 1, SWIGLU = EPILOGUE == 2, SHARES_X = X_SHARERS > 1;
+constexpr int CLUSTER = SHARES_X ? X_SHARERS : 2;
+// The results that a cluster computes at a time.
+constexpr int UNIT_ROWS = SHARES_X ? ROWS : CLUSTER * ROWS, UNIT_COLUMNS = SHARES_X ? CLUSTER * COLUMNS : COLUMNS;
+// Rows of W in a load, which is also how many sums a thread has: 64 rows by twice as many, of 128 threads.
 constexpr int HALF = SWIGLU ? COLUMNS : COLUMNS / 2, EIGHTS = COLUMNS / 8;
+// Rows of x in a load.
+constexpr int X_PART = SHARES_X ? ROWS / CLUSTER : ROWS;
 constexpr u32 X_BYTES = ROWS * DEPTH * 2, HALF_BYTES = HALF * DEPTH * 2, W_BYTES = 2 * HALF_BYTES;
-// L2 eviction hints of the loads: W is read once, x by every block.
+// Groups that read a tile: the two of a block, or those of all blocks that share it.
+constexpr u32 X_READERS = SHARES_X ? 2 * CLUSTER : 2, W_READERS = SHARES_X ? 2 : 2 * CLUSTER;
+static_assert(X_STAGES >= 2 && W_STAGES >= 2);
+// L2 eviction hints of the loads: W is read once, x by every cluster.
 constexpr u64 ONCE = 0x12F0000000000000ull, AGAIN = 0x14F0000000000000ull;
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ void prepare(u64* barrier, u32 arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-
-__device__ __forceinline__ void wait_for(u64* barrier, u32 parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nAGAIN:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
-}
-
-__device__ __forceinline__ void expect(u64* barrier, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-               : "memory");
-}
-
-__device__ __forceinline__ void arrive(u64* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
-// Relaxed: it reports only that this block has read. `.release.cluster` would add a fence of the whole GPU's memory,
-// which takes twice as long as a tile's work.
-__device__ __forceinline__ void arrive_at(u64* barrier, u32 rank) {
-  asm volatile(
-      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank) : "memory");
-}
-
-__device__ __forceinline__ void load(u32 to, const TensorMap* map, int k, int row, u64* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-      " [%0], [%1, {%2, %3}], [%4], %5;"
-      ::"r"(to), "l"(map), "r"(k), "r"(row), "r"(shared_address(barrier)), "l"(AGAIN) : "memory");
-}
-
-__device__ __forceinline__ void load_for_both(u32 to, const TensorMap* map, int k, int row, u64* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
-      " [%0], [%1, {%2, %3}], [%4], %5, %6;"
-      ::"r"(to), "l"(map), "r"(k), "r"(row), "r"(shared_address(barrier)), "h"((unsigned short)3), "l"(ONCE)
-      : "memory");
-}
-
-// The matrix units' descriptor of a tile in shared memory: rows of 128 bytes, swizzled, eight of them in 1,024.
-__device__ __forceinline__ u64 descriptor(u32 address) {
-  return (u64)((address & 0x3FFFF) >> 4) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62);
-}
-
-// MULTIPLY
-
-__device__ __forceinline__ u32 pack(float low, float high) {
-  u32 both;
-  asm("cvt.rn." KIND "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-
-__device__ __forceinline__ float rounded(float value) {
-  float result;
-  asm("{\n.reg .b16 half;\ncvt.rn." KIND ".f32 half, %1;\ncvt.f32." KIND " %0, half;\n}" : "=f"(result) : "f"(value));
-  return result;
-}
-
-__device__ __forceinline__ float low_of(u32 both) {
-  float result;
-  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32." KIND " %0, low;\n}" : "=f"(result) : "r"(both));
-  return result;
-}
 
 __device__ __forceinline__ float high_of(u32 both) { return low_of(both >> 16); }
 
@@ -130,20 +76,12 @@ __device__ __forceinline__ float4* part_at(float4* parts, int split, int eight) 
 // before. No block waits for another: a split that is not the last has nothing left to do, so the product ends
 // however few blocks the GPU runs at a time. The last sees all parts, and leaves the count at zero for the next launch.
 __device__ __forceinline__ bool arrives_last(u32* arrived, int group) {
-  asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");
-  u32 before = 0, last;
-  if (threadIdx.x % 128 == 0)
-    asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
-                 : "=r"(before) : "l"(arrived), "r"(SPLITS - 1) : "memory");
-  asm volatile(
-      "{\n.reg .pred mine, any;\nsetp.eq.u32 mine, %1, %2;\n"
-      "bar.red.or.pred any, %3, 128, mine;\nselp.u32 %0, 1, 0, any;\n}"
-      : "=r"(last) : "r"(before), "r"(SPLITS - 1), "r"(group) : "memory");
-  return last;
+  group_sync(group);
+  return group_any(group, threadIdx.x % 128 == 0 && count_up(arrived, SPLITS - 1) == SPLITS - 1);
 }
 
 // Columns, in eights, whose parts and earlier results are asked for together: as many as there are registers for.
-constexpr int AT_ONCE = EIGHTS <= 16 ? EIGHTS : 8;
+constexpr int AT_ONCE = EIGHTS <= 16 && SPLITS < 4 ? EIGHTS : 8;
 
 // The sums of all splits for AT_ONCE eights from `first` on, added in the order of the splits whichever of them does
 // it: `split`, whose own are `sums`; it reads the others'.
@@ -186,9 +124,9 @@ __device__ __forceinline__ void add_up(float (&sums)[HALF], int first, int split
 // Parts that have been read are not wanted any more: that the cache writes them to memory some time later, while
 // others read there, is avoided.
 __device__ __forceinline__ void forget(float4* parts, int group) {
-  asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");
+  group_sync(group);
   for (int line = threadIdx.x % 128; line < SPLITS * EIGHTS * 16; line += 128)
-    asm volatile("discard.global.L2 [%0], 128;" ::"l"((const char*)parts + line * 128) : "memory");
+    discard_line((const char*)parts + line * 128);
 }
 
 // What a group does with its sums. With splits, the last of them stores the tile's results, the others their parts.
@@ -233,112 +171,135 @@ struct Turn {
   }
 };
 
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
+// What a block does at a time: a split of its part of a unit, in steps of DEPTH columns of K. The splits of a unit are
+// neighbours: they begin together.
+struct Item {
+  int split, begin, end, top, left, place;
+
+  __device__ __forceinline__ Item(int item, int tiles, int steps, int rank) {
+    const int unit = item / SPLITS;
+    split = item % SPLITS;
+    begin = steps * split / SPLITS;
+    end = steps * (split + 1) / SPLITS;
+    top = unit / tiles * UNIT_ROWS + (SHARES_X ? 0 : rank * ROWS);
+    left = unit % tiles * UNIT_COLUMNS + (SHARES_X ? rank * COLUMNS : 0);
+    place = unit * CLUSTER + rank;
+  }
+};
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
 wide_product(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, unsigned short* out,
              float4* partial, u32* arrived, int M, int N, int K) {
-  extern __shared__ char raw[];
   __shared__ __align__(8) u64 x_full[X_STAGES], x_empty[X_STAGES], w_full[W_STAGES], w_empty[W_STAGES];
   const u32 x_tiles = (shared_address(raw) + 1023) & ~1023u, w_tiles = x_tiles + X_STAGES * X_BYTES;
-  u32 rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  const int tiles = (N + COLUMNS - 1) / COLUMNS, units = tiles * ((M + 2 * ROWS - 1) / (2 * ROWS));
+  const int rank = cluster_rank();
+  const int tiles = (N + UNIT_COLUMNS - 1) / UNIT_COLUMNS, units = tiles * ((M + UNIT_ROWS - 1) / UNIT_ROWS);
   const int steps = (K + DEPTH - 1) / DEPTH;
-  // The splits of a tile are neighbours: they begin together.
-  const int first = blockIdx.x / 2, items = units * SPLITS, stride = gridDim.x / 2;
+  const int first = blockIdx.x / CLUSTER, items = units * SPLITS, stride = gridDim.x / CLUSTER;
   const int group = threadIdx.x / 128;
 
   if (threadIdx.x == 0) {
     for (int s = 0; s < X_STAGES; ++s) {
       prepare(&x_full[s], 1);
-      prepare(&x_empty[s], 2);
+      prepare(&x_empty[s], X_READERS);
     }
     for (int s = 0; s < W_STAGES; ++s) {
       prepare(&w_full[s], 1);
-      // The two groups here, and those of the other block, whose tiles this one's loads fill too.
-      prepare(&w_empty[s], 4);
+      prepare(&w_empty[s], W_READERS);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    publish_barriers();
   }
   __syncthreads();
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  cluster_sync();
   // All blocks are on the chip, or at work on it: another wide product behind this one finds a place as they end, and
   // asks for its weights while the last of them still multiply.
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  let_next_begin();
 
   Turn xs, ws;
   if (group == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    give_registers();
     if (threadIdx.x == 0) {
-      for (int item = first; item < items; item += stride) {
-        const int unit = item / SPLITS, split = item % SPLITS;
-        const int row = unit % tiles * COLUMNS + (rank ? SWIGLU ? N : HALF : 0);
-        const int end = steps * (split + 1) / SPLITS;
-        for (int step = steps * split / SPLITS; step < end; ++step, ws.next(W_STAGES)) {
+      // From a tile's first half of its rows of W to the second.
+      const int second = SWIGLU ? N : HALF;
+      for (int i = first; i < items; i += stride) {
+        const Item item(i, tiles, steps, rank);
+        for (int step = item.begin; step < item.end; ++step, ws.next(W_STAGES)) {
+          u64* const full = &w_full[ws.stage];
+          const u32 to = w_tiles + ws.stage * W_BYTES;
           wait_for(&w_empty[ws.stage], ws.phase ^ 1);
-          expect(&w_full[ws.stage], W_BYTES);
-          load_for_both(w_tiles + ws.stage * W_BYTES + rank * HALF_BYTES, &w_map, step * DEPTH, row,
-                        &w_full[ws.stage]);
+          expect(full, W_BYTES);
+          if constexpr (SHARES_X) {
+            // Rows that W has not are zeros, and count as bytes like others.
+            load(to, &w_map, step * DEPTH, item.left, full, ONCE);
+            load(to + HALF_BYTES, &w_map, step * DEPTH, item.left + second, full, ONCE);
+          } else {
+            load_for_all(to + rank * HALF_BYTES, &w_map, step * DEPTH, item.left + rank * second, full, ONCE,
+                         CLUSTER);
+          }
         }
       }
     } else if (threadIdx.x == 32) {
       // No kernel computes the weights; x is a result of the preceding kernel, which may still run.
-      asm volatile("griddepcontrol.wait;" ::: "memory");
-      for (int item = first; item < items; item += stride) {
-        const int unit = item / SPLITS, split = item % SPLITS;
-        const int row = unit / tiles * 2 * ROWS + (int)rank * ROWS;
-        const int end = steps * (split + 1) / SPLITS;
-        for (int step = steps * split / SPLITS; step < end; ++step, xs.next(X_STAGES)) {
+      wait_for_previous();
+      for (int i = first; i < items; i += stride) {
+        const Item item(i, tiles, steps, rank);
+        for (int step = item.begin; step < item.end; ++step, xs.next(X_STAGES)) {
+          u64* const full = &x_full[xs.stage];
+          const u32 to = x_tiles + xs.stage * X_BYTES;
           wait_for(&x_empty[xs.stage], xs.phase ^ 1);
-          expect(&x_full[xs.stage], X_BYTES);
-          load(x_tiles + xs.stage * X_BYTES, &x_map, step * DEPTH, row, &x_full[xs.stage]);
+          expect(full, X_BYTES);
+          if constexpr (SHARES_X)
+            load_for_all(to + rank * (X_BYTES / CLUSTER), &x_map, step * DEPTH, item.top + rank * X_PART, full, AGAIN,
+                         CLUSTER);
+          else
+            load(to, &x_map, step * DEPTH, item.top, full, AGAIN);
         }
       }
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    take_registers();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, mine = (group - 1) * 64;
     const int teller = threadIdx.x % 128;
     float sums[HALF];
-    for (int item = first; item < items; item += stride) {
-      const int unit = item / SPLITS, split = item % SPLITS;
-      const int begin = steps * split / SPLITS, end = steps * (split + 1) / SPLITS;
+    for (int i = first; i < items; i += stride) {
+      const Item item(i, tiles, steps, rank);
       u32 x_before = 0, w_before = 0;
       // A thread of each group frees what all four warps have read: the units' work is the group's.
       const auto free_tiles = [&] {
-        if (teller < 2) arrive_at(&w_empty[w_before], teller);
-        if (teller == 2) arrive(&x_empty[x_before]);
+        if (teller < CLUSTER) arrive_at(SHARES_X ? &x_empty[x_before] : &w_empty[w_before], teller);
+        if (teller == CLUSTER) arrive(SHARES_X ? &w_empty[w_before] : &x_empty[x_before]);
       };
-      for (int step = begin; step < end; ++step, xs.next(X_STAGES), ws.next(W_STAGES)) {
+      for (int step = item.begin; step < item.end; ++step, xs.next(X_STAGES), ws.next(W_STAGES)) {
         wait_for(&x_full[xs.stage], xs.phase);
         wait_for(&w_full[ws.stage], ws.phase);
         const u64 a = descriptor(x_tiles + xs.stage * X_BYTES + mine * DEPTH * 2);
         const u64 b = descriptor(w_tiles + ws.stage * W_BYTES);
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        begin_products();
 #pragma unroll
-        for (int k = 0; k < DEPTH / 16; ++k) multiply(sums, a + k * 2, b + k * 2, step > begin || k > 0);
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-        if (step > begin) {
-          asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+        for (int k = 0; k < DEPTH / 16; ++k) multiply(sums, a + k * 2, b + k * 2, step > item.begin || k > 0);
+        commit_products();
+        if (step > item.begin) {
+          wait_for_products<1>();
           free_tiles();
         }
         x_before = xs.stage;
         w_before = ws.stage;
       }
-      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      wait_for_products<0>();
       free_tiles();
 
-      const int top = unit / tiles * 2 * ROWS + (int)rank * ROWS + mine;
-      const Results results = {out, top + warp * 16 + lane / 4, unit % tiles * COLUMNS + lane % 4 * 2, M, N};
+      const int top = item.top + mine;
+      const Results results = {out, top + warp * 16 + lane / 4, item.left + lane % 4 * 2, M, N};
       if constexpr (SWIGLU) {
         store_swiglu(sums, results);
-      } else if (top < M) {
+      } else if (top < M && item.left < N) {  // of a unit's last tiles of columns some may hold none
         // The preceding kernels' writes are complete since x arrived; these threads must wait for them, too.
-        asm volatile("griddepcontrol.wait;" ::: "memory");
-        const int place = (unit * 2 + (int)rank) * 2 + group - 1;
-        finish(sums, split, results, partial + (size_t)place * SPLITS * EIGHTS * 128, arrived + place, group);
+        wait_for_previous();
+        const int place = item.place * 2 + group - 1;
+        finish(sums, item.split, results, partial + (size_t)place * SPLITS * EIGHTS * 128, arrived + place, group);
       }
     }
   }
-  // Neither block may end while the other fills or frees its tiles.
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+  // No block may end while others free its tiles; all that they load into it its groups have waited for.
+  cluster_sync();
 }

@@ -20,6 +20,22 @@ of S - 1: 4.2 MB · (2 S - 1). Estimated:
     128, 2              64                  352 MB      13 MB
     192, 3              66                  279         21
     256, 4              64                  235         29
+
+With up to 128 rows one multiprocessor of such a pair would have none. There `x_sharers` of them, 2 or 4,
+compute different columns of the same rows and share every tile of x. L2 then delivers W once, x once for each
+`x_sharers` tiles of columns, and partial sums as above, of which the last split of a tile takes S - 1 parts.
+An 8B model at 128 rows, with what L2 would deliver without sharing and what the last split takes:
+
+    product     columns, splits, sharers    multiprocessors     L2, MB          last, KB
+    gate_up     112, 1, 2                   128                 302 (369)       0
+    gate_up     112, 1, 4                   128                 268             0
+    down        128, 4, 2                   128                 191 (250)       192
+    down        128, 4, 4                   128                 161             192
+    down        64, 2, 4                    128                 182 (359)       32
+    qkv         96, 2, 2                    128                 93 (127)        48
+    qkv         96, 2, 4                    128                 77              48
+    output      64, 2, 2                    128                 73 (107)        32
+    output      64, 2, 4                    128                 57              32
 """
 
 from __future__ import annotations
@@ -36,10 +52,12 @@ from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 
 _SOURCE = Path(__file__).with_suffix(".cu")
+_INSTRUCTIONS = Path(__file__).with_name("hopper_instructions.cu")
 _KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
 _ROWS, _DEPTH, _THREADS = 128, 64, 384
 _MOST_W_ROWS = 256
-_GROUPS = 4  # of a tile's 256 rows, each of which adds up its own
+_X_SHARERS = (1, 2, 4)
+_GROUPS = 2  # of a multiprocessor's 128 rows, each of which adds up its own
 _SHARED_BYTES = 227 * 1024
 # Barriers, and what is left before the first tile's place.
 _OTHER_BYTES = 1024 + 512
@@ -50,7 +68,9 @@ EPILOGUES = (Epilogue.PLAIN, Epilogue.RESIDUAL, Epilogue.SWIGLU)
 
 @dataclass(frozen=True, slots=True)
 class WideTuning:
-    """Tiles: `columns` of results; tiles of x and of W on their way; `splits` of K.
+    """Tiles: `columns` of results; tiles of x and of W on their way, 2 at least; `splits` of K; `x_sharers`
+    multiprocessors, 2 or 4, that share tiles of x and have other columns each; 1: two share tiles of W and
+    have other rows each.
 
     A tile's rows of W are as many as its columns, twice as many of SwiGLU (Gate, Up): a multiple of 16, at
     most 256.
@@ -60,6 +80,19 @@ class WideTuning:
     x_stages: int = 3
     w_stages: int = 6
     splits: int = 1
+    x_sharers: int = 1
+
+    @property
+    def cluster(self) -> int:
+        """Number of multiprocessors in a cluster."""
+        return 2 if self.x_sharers == 1 else self.x_sharers
+
+    @property
+    def unit(self) -> tuple[int, int]:
+        """Rows and columns of results that a cluster computes at a time."""
+        if self.x_sharers == 1:
+            return self.cluster * _ROWS, self.columns
+        return _ROWS, self.cluster * self.columns
 
     def w_rows(self, epilogue: Epilogue) -> int:
         """Rows of W that a tile takes."""
@@ -80,7 +113,8 @@ def wide_space_needed(m: int, n: int, tuning: WideTuning) -> tuple[int, int]:
     if tuning.splits == 1:
         return 0, 0
     units = _units(m, n, tuning)
-    return units * tuning.splits * 2 * _ROWS * tuning.columns, units * _GROUPS
+    rows, columns = tuning.unit
+    return units * tuning.splits * rows * columns, units * tuning.cluster * _GROUPS
 
 
 def wide_product(
@@ -107,21 +141,26 @@ def wide_product(
     elements, tiles = wide_space_needed(m, n, tuning)
     if tiles and (space is None or not space.holds(elements, tiles)):
         raise ValueError(f"{tuning.splits} splits need a space of {elements} elements and {tiles} tiles")
-    clusters = torch.cuda.get_device_properties(x.device).multi_processor_count // 2
+    clusters = multiprocessors(x.device) // tuning.cluster
     items = _units(m, n, tuning) * tuning.splits
     # Rows of the buffer behind x are read as they are, since zeroing them takes longer.
     behind = (x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()) // k
-    x_map = tensor_map(x, min(behind, -(-m // _ROWS) * _ROWS), (_ROWS, _DEPTH))
+    x_map = tensor_map(x, min(behind, -(-m // _ROWS) * _ROWS), (_ROWS // tuning.x_sharers, _DEPTH))
     w_map = tensor_map(weight, weight.shape[0], (tuning.w_rows(epilogue) // 2, _DEPTH))
     partial, arrived = (out, out) if space is None else (space.partial, space.arrived)
-    function = _function(tuning, epilogue, x.dtype, x.device.index)
+    function = wide_function(tuning, epilogue, x.dtype, x.device.index)
     arguments = (x_map, w_map, out, partial, arrived, m, n, k)
-    function.launch(2 * min(items, clusters), _THREADS, arguments)
+    function.launch(tuning.cluster * min(items, clusters), _THREADS, arguments)
 
 
 def _units(m: int, n: int, tuning: WideTuning) -> int:
-    """Number of tiles of 256 rows."""
-    return -(-n // tuning.columns) * -(-m // (2 * _ROWS))
+    rows, columns = tuning.unit
+    return -(-n // columns) * -(-m // rows)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Number of the device's multiprocessors."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _refuse_tensors(
@@ -144,6 +183,8 @@ def _refuse_tuning(tuning: WideTuning, epilogue: Epilogue, k: int) -> None:
     w_rows = tuning.w_rows(epilogue)
     if w_rows % 16 or tuning.columns % 8 or not 16 <= w_rows <= _MOST_W_ROWS:
         raise ValueError(f"tiles of {tuning.columns} columns")
+    if tuning.x_sharers not in _X_SHARERS or min(tuning.x_stages, tuning.w_stages) < 2:
+        raise ValueError(f"{tuning}: x_sharers 1, 2 or 4, and two stages at least")
     if not 1 <= tuning.splits <= -(-k // _DEPTH) or (tuning.splits > 1 and epilogue is Epilogue.SWIGLU):
         raise ValueError(f"{tuning.splits} splits of {k}, {epilogue.name}")
     if tuning.tile_bytes(epilogue) + _OTHER_BYTES > _SHARED_BYTES:
@@ -151,23 +192,29 @@ def _refuse_tuning(tuning: WideTuning, epilogue: Epilogue, k: int) -> None:
 
 
 @cache
-def _function(tuning: WideTuning, epilogue: Epilogue, dtype: torch.dtype, device: int) -> CudaFunction:
-    code = cached_source(_source(tuning, epilogue, dtype), "sm_90a")
+def wide_function(tuning: WideTuning, epilogue: Epilogue, dtype: torch.dtype, device: int) -> CudaFunction:
+    """The compiled kernel, loaded on a device."""
+    code = cached_source(_instructions(tuning, epilogue, dtype) + wide_source(tuning, epilogue), "sm_90a")
     with torch.cuda.device(device):
         return CudaFunction(code, "wide_product", tuning.tile_bytes(epilogue) + 1024)
 
 
-def _source(tuning: WideTuning, epilogue: Epilogue, dtype: torch.dtype) -> str:
+def wide_source(tuning: WideTuning, epilogue: Epilogue) -> str:
+    """The kernel's source, without the instructions that it is written in."""
     defines = {
         "COLUMNS": tuning.columns,
         "EPILOGUE": int(epilogue),
         "SPLITS": tuning.splits,
         "X_STAGES": tuning.x_stages,
         "W_STAGES": tuning.w_stages,
-        "KIND": f'"{_KINDS[dtype]}"',
+        "X_SHARERS": tuning.x_sharers,
     }
-    head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    return head + _SOURCE.read_text().replace("// MULTIPLY", _multiply(tuning.w_rows(epilogue)))
+    return "".join(f"#define {name} {value}\n" for name, value in defines.items()) + _SOURCE.read_text()
+
+
+def _instructions(tuning: WideTuning, epilogue: Epilogue, dtype: torch.dtype) -> str:
+    head = f'#define KIND "{_KINDS[dtype]}"\n'
+    return head + _INSTRUCTIONS.read_text() + _multiply(tuning.w_rows(epilogue))
 
 
 def _multiply(w_rows: int) -> str:
