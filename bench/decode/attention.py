@@ -1,13 +1,14 @@
 """One layer's decode attention alone: by every tuning, or of several rows a sequence beside that of one.
 
     python -m bench.decode attention [--shapes llama-3.1-8b] [--dtype bf16] [--kv-dtype auto,fp8]
-        [--runs 1x1024,8x1024,64x1024,256x1024,32x8192] [--programs 1,2,4] [--json]
+        [--runs 1x1024,8x1024,64x1024,256x1024,32x8192] [--programs 1,2,4 [--shortest 64,128]] [--json]
     python -m bench.decode attention --rows 1,2,4,8 [--exact] [--tunings] [--shapes llama-3.1-8b,qwen2.5-7b]
         [--runs 1x1024,8x1024,...] [--json]
 
 A run is sequences x context. By every tuning (what `AttentionTuning.of` should choose): `programs`: rows are
-cut so that each multiprocessor gets about this number of programs at least; without it, as a worker cuts
-them. `tb_s`: bytes of keys, values and scales, over the time; `chosen`: what a worker uses.
+cut so that each multiprocessor gets about this number of programs at least, of no fewer tokens than the
+`shortest`; without it, as a worker cuts them. `tb_s`: bytes of keys, values and scales, over the time;
+`chosen`: what a worker uses.
 
 With --rows, what drafts cost in attention: a sequence's last tokens are the rows. `plain`: one row a
 sequence. `rows`: each sequence's keys and values are read once for all its rows; --exact adds `single`, where
@@ -21,6 +22,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from baton.model_spec.layout import CacheGroup, Layout, key_value_planes
@@ -57,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-dtype", default="auto,fp8", help="of auto, fp8")
     parser.add_argument("--runs", metavar="NxT,NxT", help="sequences x tokens of context")
     parser.add_argument("--programs", type=numbers, help="programs for each multiprocessor, such as 1,2,4")
+    parser.add_argument(
+        "--shortest", type=numbers, default=[128], help="tokens of a program, at least (default 128)"
+    )
     parser.add_argument("--rows", type=numbers, help="instead: rows a sequence, 1 to 8")
     parser.add_argument("--exact", action="store_true", help="with --rows: also an item for each row")
     parser.add_argument("--tunings", action="store_true", help="with --rows: also every tuning")
@@ -72,8 +77,9 @@ def _measured(
         run = RowsRun(shape, precision, sequences, context, "cuda")
         yield from run.measure(arguments.rows, exact=arguments.exact, tunings=arguments.tunings)
         return
-    for programs in arguments.programs or [None]:
-        yield from PlainRun(shape, precision, sequences, context, "cuda", programs).measure()
+    cuts = product(arguments.programs, arguments.shortest) if arguments.programs else [None]
+    for cut in cuts:
+        yield from PlainRun(shape, precision, sequences, context, "cuda", cut).measure()
 
 
 def tunings() -> list[AttentionTuning]:
@@ -94,10 +100,11 @@ class PlainRun:
         rows: int,
         context: int,
         device: str,
-        programs: int | None = None,
+        cut: tuple[int, int] | None = None,
         layers: int = _LAYERS,
     ) -> None:
-        """`programs`: as many for each multiprocessor, at least; None: as a worker cuts rows."""
+        """`cut`: as many programs for each multiprocessor, and tokens of each, at least; None: as a worker
+        cuts rows."""
         import torch
 
         from baton.engine.decode.gpu_pass import DecodePass, PassOptions
@@ -111,16 +118,17 @@ class PlainRun:
         model = random_model(reduced, precision, context, _BLOCK_TOKENS, device)
         self.rows = rows
         self.run = {"shape": shape, "kv_dtype": precision.kv_dtype, "rows": rows, "context": context}
-        if programs is not None:
-            self.run["programs"] = programs
+        if cut is not None:
+            self.run |= {"programs": cut[0], "shortest": cut[1]}
         width = -(-context // _BLOCK_TOKENS)
         cache = KVCache(model.layout, 1 + rows * width, device)
         randomize(cache)
         table = (1 + torch.randperm(rows * width)).view(rows, width).int().to(device)
         options = PassOptions.of(model, exact=False)
-        if programs is not None:
+        if cut is not None:
+            programs, shortest = cut
             wanted = options.multiprocessors * programs // model.config.num_kv_heads
-            options = replace(options, policy=SplitPolicy(max(1, wanted)))
+            options = replace(options, policy=SplitPolicy(max(1, wanted), shortest))
         self._pass = DecodePass(model, cache, tuple(table for _ in model.layout.groups), rows, options)
         self._attention = [layer.attention for layer in model.layers]
         self._bytes = rows * reduced.kv_elements_read(context) * reduced.kv_element_bytes(precision)
