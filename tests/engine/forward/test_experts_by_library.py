@@ -8,7 +8,7 @@ from torch import Tensor
 
 from baton.engine.forward.layers import experts
 from baton.engine.forward.layers.experts import ExpertsSpace, run_experts
-from baton.engine.kernels.gpu.experts.library_product import product_by_library
+from baton.engine.kernels.gpu.experts.library_product import library_multiplies, product_by_library
 from baton.engine.kernels.weight_stack import WeightStack
 from baton.engine.model.layers.experts import ExpertsMlp
 from bench.engine_driver import random_model
@@ -69,3 +69,9 @@ def test_the_library_has_no_rows_of_mode_exact_nor_of_float32(monkeypatch: pytes
     for space, _ in (space_and_mixture(40, exact=True), space_and_mixture(40, dtype="fp32")):
         assert space.places is None
         assert len(space.results) == 40 * 3
+
+
+def test_the_library_has_no_experts_whose_rows_are_not_aligned() -> None:
+    for rows, columns, known in ((64, 32, True), (60, 32, False), (64, 36, False)):
+        stack = WeightStack(torch.zeros(2 * rows, columns, dtype=torch.bfloat16), 2)
+        assert library_multiplies(stack) == known

@@ -77,7 +77,7 @@ class ExpertsSpace:
         few = rows <= MOST_ROWS_OF_DECODE and not exact
         own_rows = min(rows, own_tile_rows(top_k, experts)) if few else 0
         mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertsMlp)]
-        stacks, downs = [mlp.gate_up for mlp in mixtures], [mlp.down.weight for mlp in mixtures]
+        stacks, downs = [mlp.gate_up for mlp in mixtures], [mlp.down for mlp in mixtures]
         by_codes = not exact and dtype.itemsize == 2 and all(map(_takes_codes, stacks))
         places, inner = (tiles.entry.numel(), config.experts.intermediate_size) if by_codes else (0, 0)
         by_library = not exact and rows >= LIBRARY_ROWS and all(map(library_multiplies, downs))

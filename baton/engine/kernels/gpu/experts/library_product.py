@@ -5,13 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.quantized_weight import Weight
 from baton.engine.kernels.weight_stack import WeightStack
 
 
-def library_multiplies(weight: Weight) -> bool:
-    """True if the library has the product of experts like these: those in bf16."""
-    return isinstance(weight, Tensor) and weight.dtype == torch.bfloat16
+# Bytes of which a row of each operand is a multiple.
+_ALIGNED = 16
+
+
+def library_multiplies(stack: WeightStack) -> bool:
+    """True if the library has the product of experts like these: in bf16, of whole 16 bytes a row."""
+    weight, (_, rows, columns) = stack.weight, stack.shape
+    if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
+        return False
+    return all(size * weight.itemsize % _ALIGNED == 0 for size in (rows, columns))
 
 
 def product_by_library(x: Tensor, stack: WeightStack, ends: Tensor) -> Tensor:
