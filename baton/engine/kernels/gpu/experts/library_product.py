@@ -7,7 +7,6 @@ from torch import Tensor
 
 from baton.engine.kernels.weight_stack import WeightStack
 
-
 # Bytes of which a row of each operand is a multiple.
 _ALIGNED = 16
 
