@@ -35,8 +35,8 @@ def space_and_mixture(
 
 
 def added(hidden: Tensor) -> Tensor:
-    """What the mixture adds to rows, the last three of which hold no token. Nothing is used of places without
-    an entry, whatever they hold."""
+    """Adds the mixture to rows, the last three of which hold no token. Nothing is used of places without an
+    entry, whatever they hold."""
     space, mlp = space_and_mixture(40)
     space.inner.fill_(torch.nan)
     space.present[len(hidden) - 3 : len(hidden)] = -1

@@ -28,12 +28,12 @@ def test_launches_begin_early_where_each_entry_is_a_tile(
     space, mlp = ExpertsSpace.of(model, rows, exact=exact), model.layers[0].mlp
     assert space is not None
     assert isinstance(mlp, ExpertsMlp)
-    told: list[bool] = []
+    passed: list[bool] = []
     for name in ("route_rows", "align_rows", "grouped_linear", "combine_rows"):
 
         def launch(*_: object, early: bool, **__: Any) -> None:
-            told.append(early)
+            passed.append(early)
 
         monkeypatch.setattr(experts, name, launch)
     run_experts(space, mlp, torch.zeros(rows, 64))
-    assert told == [early] * 4
+    assert passed == [early] * 4

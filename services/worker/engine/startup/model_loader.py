@@ -165,8 +165,8 @@ def _refuse_experts(folder: Path, count: int, formats: Mapping[str, WeightFormat
 
 def _load_kernels(devices: Sequence[torch.device], *, alone: bool) -> tuple[int, ...]:
     """Loads all kernels onto each of several GPUs, before anything else is done there, and logs what that
-    took; bytes on each, or 0 where the worker is not alone on them: others may allocate meanwhile. They are
-    those of the first, where alone they can be told from the context's."""
+    took; bytes on each, or 0 where the worker is not alone on them: others may allocate meanwhile. The first
+    GPU's bytes count for all: on the others kernels are loaded with the context, and not measured apart."""
     taken: list[int] = []
     for device in devices:
         loaded = load_kernels(device.index)

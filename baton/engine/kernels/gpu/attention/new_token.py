@@ -26,12 +26,13 @@ def _normed(x, weight, eps, DIM: tl.constexpr, dtype: tl.constexpr, ROUNDS: tl.c
 
 
 @triton.jit
-def load_queries(
-    vectors, there, cos, sin, query_norm, eps,
+def load_heads(
+    vectors, there, cos, sin, norm, eps,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, QK_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Loads the queries at the pointers `vectors` [queries, 1], normed and rotated → [queries, DIM_PADDED] in
-    the product's dtype. `there` [queries]; cos, sin float32, of all queries or of each."""
+    """Loads queries or keys at the pointers `vectors` [N, 1], normed by the weights `norm` and rotated → [N,
+    DIM_PADDED] in the product's dtype; zeros for those that are not `there` [N]. cos, sin float32, of all or
+    of each."""
     dtype: tl.constexpr = vectors.dtype.element_ty
     half: tl.constexpr = DIM // 2
     d = tl.arange(0, DIM_PADDED)
@@ -39,15 +40,15 @@ def load_queries(
     low = d < half
     partner = tl.where(low, d + half, d - half)
     mask = there[:, None] & in_dim[None, :]
-    q = tl.load(vectors + d[None, :], mask=mask, other=0.0).to(tl.float32)
-    q_partner = tl.load(vectors + partner[None, :], mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(vectors + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    x_partner = tl.load(vectors + partner[None, :], mask=mask, other=0.0).to(tl.float32)
     if QK_NORM:
-        rounds: tl.constexpr = query_norm.dtype.element_ty == dtype
-        weight = tl.load(query_norm + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
-        weight_partner = tl.load(query_norm + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
-        q = _normed(q, weight, eps, DIM, dtype, rounds)
-        q_partner = _normed(q_partner, weight_partner, eps, DIM, dtype, rounds)
-    return _rotated(q, q_partner, cos, sin, low[None, :]).to(dtype)
+        rounds: tl.constexpr = norm.dtype.element_ty == dtype
+        weight = tl.load(norm + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+        weight_partner = tl.load(norm + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+        x = _normed(x, weight, eps, DIM, dtype, rounds)
+        x_partner = _normed(x_partner, weight_partner, eps, DIM, dtype, rounds)
+    return _rotated(x, x_partner, cos, sin, low[None, :]).to(dtype)
 
 
 @triton.jit
@@ -133,23 +134,11 @@ def write_tokens(
     `rows` [T]: pointers to the tokens' rows of the product; position, there, mine [T]; cos, sin [T,
     DIM_PADDED] float32; the rest as in `write_token`.
     """
-    dtype: tl.constexpr = rows.dtype.element_ty
-    half: tl.constexpr = DIM // 2
     d = tl.arange(0, DIM_PADDED)
     in_dim = d < DIM
-    low = d < half
-    partner = tl.where(low, d + half, d - half)
     known = there[:, None] & in_dim[None, :]
     keys = rows[:, None] + (HEADS + head) * DIM
-    k = tl.load(keys + d[None, :], mask=known, other=0.0).to(tl.float32)
-    k_partner = tl.load(keys + partner[None, :], mask=known, other=0.0).to(tl.float32)
-    if QK_NORM:
-        rounds: tl.constexpr = key_norm.dtype.element_ty == dtype
-        weight = tl.load(key_norm + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
-        weight_partner = tl.load(key_norm + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
-        k = _normed(k, weight, eps, DIM, dtype, rounds)
-        k_partner = _normed(k_partner, weight_partner, eps, DIM, dtype, rounds)
-    k = _rotated(k, k_partner, cos, sin, low[None, :]).to(dtype)
+    k = load_heads(keys, there, cos, sin, key_norm, eps, DIM, DIM_PADDED, QK_NORM)
     v = tl.load(keys + KV_HEADS * DIM + d[None, :], mask=known, other=0.0)
     block = tl.load(table + position // BLOCK_TOKENS, mask=there, other=0).to(tl.int64)
     in_block = position % BLOCK_TOKENS

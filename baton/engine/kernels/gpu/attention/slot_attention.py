@@ -34,7 +34,7 @@ from baton.engine.kernels.gpu.attention.items import (
 )
 from baton.engine.kernels.gpu.attention.kv_codes import codes_weights
 from baton.engine.kernels.gpu.attention.launch import cache_arguments, item_arguments
-from baton.engine.kernels.gpu.attention.new_token import load_queries, write_tokens
+from baton.engine.kernels.gpu.attention.new_token import load_heads, write_tokens
 from baton.engine.kernels.gpu.attention.softmax_step import softmax_step
 
 _TUNING = AttentionTuning()
@@ -131,7 +131,7 @@ def _attend_item(
     cos = tl.load(cos_rows + turn, mask=turned, other=0.0)
     sin = tl.load(sin_rows + turn, mask=turned, other=0.0)
     vectors = row_of.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * DIM) + (head * GROUP + query % GROUP) * DIM
-    q = load_queries(
+    q = load_heads(
         qkv + vectors[:, None], there, cos, sin, query_norm, eps, DIM, DIM_PADDED, QK_NORM
     ).to(wide)  # fmt: skip
 

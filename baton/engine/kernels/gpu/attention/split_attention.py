@@ -31,7 +31,7 @@ from baton.engine.kernels.gpu.attention.items import (
     Items,
 )
 from baton.engine.kernels.gpu.attention.launch import cache_arguments, item_arguments
-from baton.engine.kernels.gpu.attention.new_token import load_queries, write_token
+from baton.engine.kernels.gpu.attention.new_token import load_heads, write_token
 
 _TUNING = AttentionTuning()
 # Partial results that a combining program takes at once.
@@ -103,7 +103,7 @@ def _split_attention(
     cos = tl.load(cos_rows + row * half + d % half, mask=d < DIM, other=0.0)
     sin = tl.load(sin_rows + row * half + d % half, mask=d < DIM, other=0.0)
     mine = qkv + row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * DIM)
-    q = load_queries(
+    q = load_heads(
         mine + (head * GROUP + g)[:, None] * DIM, g < GROUP, cos[None, :], sin[None, :], query_norm, eps,
         DIM, DIM_PADDED, QK_NORM,
     ).to(wide)  # fmt: skip
