@@ -17,7 +17,7 @@ from baton.device.streams.cuda_stream import compute_stream
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.memory.split_cache import SplitKVCache
-from baton.engine.model.tensors import half_context, least_rows
+from baton.engine.model.tensors import busy_rows, half_context
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.plan.prefill_step import PrefillStep
 from baton.engine.prefill.factory import prompt_pass
@@ -27,7 +27,7 @@ from baton.engine.prefix_cache.host_store import HostBlockStore
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.model_spec.block_hash import BlockHasher
 from baton.model_spec.split import splits
-from baton.perf_model.prefill_fit import LEAST_ROWS_GPU, PrefillFit
+from baton.perf_model.prefill_fit import PrefillFit
 from bench.case import BLOCK_TOKENS, PEAK_FLOPS, PrefillCase
 from bench.engine_driver import places_of, prompt_executor, random_model, take, whole_layout
 
@@ -176,7 +176,7 @@ class _CaseRun:
             self._pools,
             StepBounds(case.chunk_tokens, seconds=1e9, alignment=engine.prompt_pass.alignment),
             max_sequences=2 * case.prompts,
-            cost=PrefillFit(half_context(decoder.config), busy_rows(decoder)),
+            cost=PrefillFit(half_context(decoder.config), busy_rows(decoder.config, decoder.device.type)),
             prefixes=self._prefixes,
         )
         stream = compute_stream(*engine.devices)
@@ -291,11 +291,6 @@ class _CaseRun:
             time.sleep(0.002)
             if time.perf_counter() > until:
                 raise TimeoutError("the disk does not come to rest")
-
-
-def busy_rows(model: Model) -> int:
-    """Rows of a step that take no longer than fewer, as a worker's start assumes of this model and device."""
-    return least_rows(model.config, LEAST_ROWS_GPU) if model.device.type == "cuda" else 0
 
 
 def _gpu_group(ranks: list[Model], most_rows: int) -> DeviceGroup:

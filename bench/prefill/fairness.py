@@ -15,13 +15,13 @@ import numpy as np
 
 from baton.device.streams.cuda_stream import compute_stream
 from baton.engine.memory.block_pools import BlockPools
-from baton.engine.model.tensors import half_context
+from baton.engine.model.tensors import busy_rows, half_context
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.perf_model.prefill_fit import PrefillFit
 from bench.case import PrefillCase
 from bench.engine_driver import prompt_executor
 from bench.options import show
-from bench.prefill.engine import PrefillEngine, busy_rows
+from bench.prefill.engine import PrefillEngine
 from bench.prefill.traffic import Load, Served, Step, StepLog, Traffic
 from bench.shapes import Precision
 from services.common.config.worker import EngineConfig
@@ -117,7 +117,8 @@ def traffic(engine: PrefillEngine, bounds: StepBounds) -> Traffic:
     """A loop with a worker's settings, without handoffs and prefix cache."""
     decoder = engine.decoder
     pools = BlockPools(decoder.layout, [engine.blocks] * len(decoder.layout.groups))
-    cost = WatchedCost(half_context(decoder.config), busy_rows(decoder), lambda seconds: log.took(seconds))
+    least = busy_rows(decoder.config, decoder.device.type)
+    cost = WatchedCost(half_context(decoder.config), least, lambda seconds: log.took(seconds))
     if engine.prompt_pass.timed_passes is not None:
         cost.begin(*engine.prompt_pass.timed_passes)
     log = StepLog(cost)

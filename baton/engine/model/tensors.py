@@ -9,6 +9,7 @@ from functools import lru_cache
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.layers.layer import layer_specs
 from baton.engine.model.layers.tensor_spec import Shard, TensorSpec, norm_spec
+from baton.perf_model.prefill_fit import LEAST_ROWS_GPU
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -78,6 +79,11 @@ def least_rows(config: ModelConfig, dense_rows: int) -> int:
     of a model whose rows are multiplied by all weights. Of a mixture's passes all experts are read, and each
     row has the arithmetic of those that it takes."""
     return round(dense_rows * total_weights(config) / active_weights(config))
+
+
+def busy_rows(config: ModelConfig, device_type: str) -> int:
+    """`least_rows` of a model on a device of this type; 0 on a CPU, where none are known to be free."""
+    return least_rows(config, LEAST_ROWS_GPU) if device_type == "cuda" else 0
 
 
 def in_layers(spec: TensorSpec) -> bool:

@@ -8,12 +8,12 @@ from baton.device.streams.cuda_stream import compute_stream
 from baton.device.streams.stream import ComputeStream
 from baton.engine.executor.prefill_steps import PrefillSteps
 from baton.engine.forward.joined_rows import JoinedRows
-from baton.engine.model.tensors import half_context, least_rows
+from baton.engine.model.tensors import busy_rows, half_context
 from baton.engine.parallel.rank_exchange import DeviceGroup
 from baton.engine.plan.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefix_cache.cache import PrefixCache
-from baton.perf_model.prefill_fit import LEAST_ROWS_GPU, PrefillFit
+from baton.perf_model.prefill_fit import PrefillFit
 from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
 from services.worker.engine.startup.model_loader import LoadedModel
@@ -59,8 +59,7 @@ def prefill_steps(
         prompts.alignment,
         engine.prefill_alone_step_ms_on(model.device.type) / 1e3,
     )
-    least = least_rows(model.config, LEAST_ROWS_GPU) if model.device.type == "cuda" else 0
-    cost = PrefillFit(half_context(model.config), least)
+    cost = PrefillFit(half_context(model.config), busy_rows(model.config, model.device.type))
     if prompts.timed_passes is not None:
         cost.begin(*prompts.timed_passes)
         log.info(
