@@ -49,6 +49,10 @@ from services.router.workers.worker_error import RETRIED_KINDS, WorkerError, cli
 
 _log = get_log("dispatch")
 
+# Seconds by which the client's deadline of a call may pass before the router's: at most what the call took to
+# arrive. A gRPC client cancels its call then.
+_CLIENT_CLOCK_S = 0.05
+
 
 @dataclass(frozen=True, slots=True)
 class LifecycleDeps:
@@ -119,12 +123,15 @@ class RequestLifecycle:
                     self._decoded_by, self._blocks, self._request.prompt_ids, self._output.emitted
                 )
         except TimeoutError:
-            self._fail(BatonError(ErrorKind.DEADLINE, "the request's deadline passed"))
+            self._fail(_deadline_passed())
         except BatonError as error:
             self._fail(error)
         except asyncio.CancelledError:
-            self._fail(BatonError(ErrorKind.UNAVAILABLE, "the request was cancelled"))
-            self._outcome = CANCELLED
+            if asyncio.get_running_loop().time() >= self._request.deadline - _CLIENT_CLOCK_S:
+                self._fail(_deadline_passed())
+            else:
+                self._fail(BatonError(ErrorKind.UNAVAILABLE, "the request was cancelled"))
+                self._outcome = CANCELLED
             raise
         except Exception as error:  # an internal error must not leave the client waiting
             self._fail(internal_error(self._request.id, error))
@@ -302,6 +309,10 @@ class RequestLifecycle:
         self._outcome = error.kind.name.lower()
         error.tokens_sent = self._output.delivered > 0
         self.outbox.fail(client_error(error))
+
+
+def _deadline_passed() -> BatonError:
+    return BatonError(ErrorKind.DEADLINE, "the request's deadline passed")
 
 
 def _record_of(request: Request) -> JournalRecord:

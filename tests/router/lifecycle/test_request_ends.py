@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -32,6 +33,23 @@ async def test_the_routers_own_deadline_holds(site: SiteMaker) -> None:
         code, _ = await failure(here)
         assert code == grpc.StatusCode.DEADLINE_EXCEEDED
         await here.quiet()
+
+
+@pytest.mark.parametrize(("left_s", "outcome"), [(0.04, "deadline"), (60, "cancelled")])
+async def test_a_call_that_is_cancelled_as_its_deadline_comes_is_late(
+    site: SiteMaker, left_s: float, outcome: str
+) -> None:
+    """A client's clock started before the router's, so its cancel comes before the router's deadline."""
+    async with site() as here:
+        here.worker("prefill-0").behaviour.prefill_s = 0.5
+        message = ids_request(PROMPT, 4).SerializeToString()
+        (request,) = await here.router.admission.generate(message, left_s + 60)
+        request = replace(request, deadline=asyncio.get_running_loop().time() + left_s)
+        async with here.router.dispatcher.run(request, asyncio.Event()):
+            await asyncio.sleep(0)
+        await here.quiet()
+        ended = here.router.observations.outcomes
+        assert {name: count for name, count in ended.items() if count} == {outcome: 1}
 
 
 @pytest.mark.parametrize(("delay_ms", "role"), each_value_once([0, 1, 2, 4, 8, 15, 30, 60], ["pair", "both"]))
