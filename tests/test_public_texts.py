@@ -1,5 +1,6 @@
-"""What users read first (settings, metrics, request fields, commands, pages) stands alone: it begins with the
-thing that it is about, and has the field's words for it. So do docstrings, for readers of the code."""
+"""Texts that users read first (settings, metrics, request fields, commands, pages) stand alone: each begins
+with the thing that it is about, and has the field's words for it. So do docstrings, of tests too, and
+comments of the wire, for readers of the code."""
 
 from __future__ import annotations
 
@@ -56,6 +57,7 @@ DOCSTRING_PHRASES = {
 }
 PACKAGES = ("baton", "services", "kvtransfer", "loadgen", "models", "tools", "bench", "deploy")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROTOS = sorted((ROOT / "proto").rglob("*.proto"))
 
 
 def _texts() -> Iterator[tuple[str, str]]:
@@ -121,12 +123,55 @@ def _opening(text: str) -> list[str]:
     return [f"begins with {opening[0]}"] if opening else []
 
 
-def _faults(text: str) -> list[str]:
-    """What a reader who sees nothing but this docstring would stumble over."""
+def _phrases(text: str) -> list[str]:
+    """Private phrases in a text, each with the term that is in use for it."""
     words = " ".join(text.lower().split())
-    phrases = [f"{phrase}: {term}" for phrase, term in DOCSTRING_PHRASES.items() if phrase in words]
+    return [f"{phrase}: {term}" for phrase, term in DOCSTRING_PHRASES.items() if phrase in words]
+
+
+def _faults(text: str) -> list[str]:
+    """Faults of a docstring over which a reader who sees nothing else would stumble."""
     short = ["fewer than five words"] if len(text.split()) < 5 else []
-    return _opening(text) + short + phrases
+    return _opening(text) + short + _phrases(text)
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """Comments of a .proto file, consecutive lines joined, each with the number of its first line."""
+    first, words = 0, list[str]()
+    for number, line in enumerate([*source.splitlines(), ""], 1):
+        if line.lstrip().startswith("//"):
+            first = first if words else number
+            words.append(line.strip().removeprefix("//").strip())
+        elif words:
+            yield first, " ".join(words)
+            words = []
+
+
+@pytest.mark.parametrize("file", PROTOS, ids=lambda file: file.stem)
+def test_comments_of_the_wire_stand_alone(file: Path) -> None:
+    found = [
+        (line, faults)
+        for line, text in _comments(file.read_text("utf-8"))
+        if (faults := _opening(text) + _phrases(text))
+    ]
+    assert found == []
+
+
+def test_comments_of_the_wire_are_found() -> None:
+    source = """// Of one call,
+// and its answer.
+message Call {
+  // Any JSON object.
+  string text = 1;
+  string plain = 2;
+  // Number of calls, so many each.
+}
+"""
+    found = {line: (text, _opening(text) + _phrases(text)) for line, text in _comments(source)}
+    assert found[1] == ("Of one call, and its answer.", ["begins with Of"])
+    assert found[4] == ("Any JSON object.", ["begins with Any"])
+    assert found[7][1] == ["so many: the argument's name, or a number"]
+    assert len(found) == 3
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -33,13 +33,13 @@ class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerSta
     WORKER_STATE_STARTING: _WorkerState.ValueType  # 2
     """No worker has answered at this address yet."""
     WORKER_STATE_DRAINING: _WorkerState.ValueType  # 3
-    """No new work: it is stopping, or was drained by an operator."""
+    """No new work: the worker is stopping, or was drained by an operator."""
     WORKER_STATE_UNREACHABLE: _WorkerState.ValueType  # 4
-    """It does not answer, or its token stream is broken: no new work until that ends."""
+    """The worker does not answer, or its token stream is broken: no new work until that ends."""
     WORKER_STATE_LOST: _WorkerState.ValueType  # 5
     """Declared dead; a worker that answers at this address later is a new one."""
     WORKER_STATE_OTHER_POOL: _WorkerState.ValueType  # 6
-    """It belongs to another pool than the one that serves the model: no new work."""
+    """The worker belongs to another pool than the one that serves the model: no new work."""
 
 class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper): ...
 
@@ -48,13 +48,13 @@ WORKER_STATE_READY: WorkerState.ValueType  # 1
 WORKER_STATE_STARTING: WorkerState.ValueType  # 2
 """No worker has answered at this address yet."""
 WORKER_STATE_DRAINING: WorkerState.ValueType  # 3
-"""No new work: it is stopping, or was drained by an operator."""
+"""No new work: the worker is stopping, or was drained by an operator."""
 WORKER_STATE_UNREACHABLE: WorkerState.ValueType  # 4
-"""It does not answer, or its token stream is broken: no new work until that ends."""
+"""The worker does not answer, or its token stream is broken: no new work until that ends."""
 WORKER_STATE_LOST: WorkerState.ValueType  # 5
 """Declared dead; a worker that answers at this address later is a new one."""
 WORKER_STATE_OTHER_POOL: WorkerState.ValueType  # 6
-"""It belongs to another pool than the one that serves the model: no new work."""
+"""The worker belongs to another pool than the one that serves the model: no new work."""
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
 @_typing.final
@@ -115,14 +115,14 @@ class PoolStatus(_message.Message):
     id: _builtins.str
     """12 hex digits, a digest of `pool`."""
     current: _builtins.bool
-    """Whether new requests are sent there."""
+    """True for the pool that new requests are sent to."""
     ready: _builtins.bool
-    """Whether it has a pair of workers that would serve a request."""
+    """True if the pool has a pair of workers that would serve a request."""
     workers: _builtins.int
     running: _builtins.int
     """Requests of this router with a slot there."""
     compatible: _builtins.bool
-    """Whether its served name and tokenizer are the router's; else it can never become current."""
+    """True if the pool's served name and tokenizer are the router's; another pool can never become current."""
     @_builtins.property
     def pool(self) -> _worker_pb2.Pool: ...
     def __init__(
@@ -153,7 +153,7 @@ class AdminServiceGetStatusRequest(_message.Message):
     window_s: _builtins.int
     """Window of rates and latencies in seconds. Unset: 10; at most 60."""
     check_integrity: _builtins.bool
-    """Have every worker check its block pools for consistency, which takes its engine milliseconds."""
+    """Has every worker check its block pools for consistency, which takes its engine milliseconds."""
     def __init__(
         self,
         *,
@@ -185,7 +185,7 @@ class AdminServiceGetStatusResponse(_message.Message):
     def router(self) -> _router_pb2.RouterStatus: ...
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]:
-        """One for each known address."""
+        """One entry for each known address."""
 
     @_builtins.property
     def store(self) -> Global___StoreStatus:
@@ -270,7 +270,7 @@ class DrainRequest(_message.Message):
     new requests are then refused as UNAVAILABLE.
     """
     resume: _builtins.bool
-    """End the drain instead: accept new work again."""
+    """Ends the drain instead: new work is accepted again."""
     def __init__(
         self,
         *,
@@ -287,7 +287,7 @@ Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
 
 @_typing.final
 class DrainResponse(_message.Message):
-    """Drained when both are 0."""
+    """The worker or router is drained when both are 0."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -321,12 +321,12 @@ class WorkerReport(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     error: _builtins.str
-    """Why the report is missing; empty if it is present."""
+    """Reason for which the report is missing; empty if it is present."""
     @_builtins.property
     def identity(self) -> _types_pb2.WorkerIdentity: ...
     @_builtins.property
     def report(self) -> _worker_pb2.IntegrityReport:
-        """Its name in JSON, and that of the calls, is older than the message's."""
+        """The name in JSON, and the names of the calls, are older than the message's name."""
 
     def __init__(
         self,
@@ -357,18 +357,18 @@ class WorkerStatus(_message.Message):
     FAILED_LINKS_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     queued_tokens: _builtins.int
-    """Prompt tokens of this router's requests that it has not computed yet."""
+    """Prompt tokens of this router's requests that the worker has not computed yet."""
     metrics_address: _builtins.str
-    """host:port of its Prometheus endpoint; empty where it has none."""
+    """host:port of the worker's Prometheus endpoint; empty where it has none."""
     pool: _builtins.str
-    """Id of its pool; empty while no worker has answered."""
+    """Id of the worker's pool; empty while no worker has answered."""
     weight_format: _builtins.str
-    """Format of its weights."""
+    """Format of the worker's weights, such as bfloat16."""
     @_builtins.property
     def worker(self) -> Global___WorkerReport: ...
     @_builtins.property
     def failed_links(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedLink]:
-        """The links from it to decode workers over which this router's requests failed, until one succeeds."""
+        """Links from this worker to decode workers over which this router's requests failed, until one succeeds."""
 
     def __init__(
         self,
@@ -400,11 +400,11 @@ class FailedLink(_message.Message):
     decode: _builtins.str
     """Name of the decode worker."""
     reason: _builtins.str
-    """Why a handoff failed last."""
+    """Reason of the last failed handoff."""
     failures: _builtins.int
-    """How many failed in a row."""
+    """Number of handoffs that failed in a row."""
     retry_in_s: _builtins.float
-    """Seconds until a request is sent over it again; 0: it may be now."""
+    """Seconds until a request is sent over this link again; 0: one may be sent now."""
     def __init__(
         self,
         *,

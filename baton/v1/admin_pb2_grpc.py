@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
+    """Operators' service, on a port of its own that is bound to loopback by default. It reports addresses,
     incarnations and every worker's integrity report, and can drain workers and switch pools.
     """
 
@@ -59,7 +59,7 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
+    """Operators' service, on a port of its own that is bound to loopback by default. It reports addresses,
     incarnations and every worker's integrity report, and can drain workers and switch pools.
     """
 
@@ -126,7 +126,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
+    """Operators' service, on a port of its own that is bound to loopback by default. It reports addresses,
     incarnations and every worker's integrity report, and can drain workers and switch pools.
     """
 

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
+    """Operators' service, on a port of its own that is bound to loopback by default. It reports addresses,
     incarnations and every worker's integrity report, and can drain workers and switch pools.
     """
 
@@ -51,7 +51,7 @@ class AdminServiceStub:
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
+    """Operators' service, on a port of its own that is bound to loopback by default. It reports addresses,
     incarnations and every worker's integrity report, and can drain workers and switch pools.
     """
 
@@ -71,7 +71,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """For operators, on a port of its own that is bound to loopback by default: it reports addresses,
+    """Operators' service, on a port of its own that is bound to loopback by default. It reports addresses,
     incarnations and every worker's integrity report, and can drain workers and switch pools.
     """
 

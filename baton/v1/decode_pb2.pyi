@@ -83,28 +83,30 @@ class TicketBody(_message.Message):
     RESIDENT_HASH_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.int
-    """Identifies this handoff on a link; 64 random bits."""
+    """Identifies this handoff on a link: 64 random bits."""
     token_count: _builtins.int
     """Tokens to be prefilled."""
     fingerprint: _builtins.bytes
     resident_hash: _builtins.bytes
-    """The hash of the last of these, which covers all tokens in them (baton/model_spec/block_hash.py)."""
+    """The hash of the last resident block, which covers all tokens in resident blocks
+    (baton/model_spec/block_hash.py).
+    """
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
     def issuer(self) -> _types_pb2.WorkerIdentity: ...
     @_builtins.property
     def block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Blocks of the tokens that prefill computes, by cache group."""
+        """Number of blocks of the tokens that prefill computes, by cache group."""
 
     @_builtins.property
     def resident_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many leading blocks the issuer already has, by cache group: they are not sent. Empty: none."""
+        """Number of leading blocks that the issuer already has, by cache group: they are not sent. Empty: none."""
 
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Endpoint]:
-        """Where the issuer's receiver listens, the preferred endpoint first; empty where the worker is its own
-        prefill.
+        """Endpoints of the issuer's receiver, the preferred one first; empty where the worker computes the prompt
+        itself.
         """
 
     def __init__(
@@ -167,7 +169,9 @@ class ReserveRequest(_message.Message):
     its prefill steps by it.
     """
     max_draft_tokens: _builtins.int
-    """The most drafts that a step may verify for the sequence, at most 7; 0: none. Unset: as many as the worker does."""
+    """Largest number of drafts that a step may verify for the sequence, at most 7; 0: none. Unset: the worker's own
+    limit.
+    """
     counts_in_every_message: _builtins.bool
     """The router may end the sequence itself, at a stop string: a worker whose steps have drafts sends their counts with
     every message, and not with the last one alone. With a prediction this is implied.
@@ -182,11 +186,11 @@ class ReserveRequest(_message.Message):
 
     @_builtins.property
     def grammar(self) -> _types_pb2.Grammar:
-        """What the output must match: each token is sampled among those that may continue it."""
+        """Grammar that the output must match: each token is sampled among those that may continue the output."""
 
     @_builtins.property
     def output_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """With a grammar: the output of earlier attempts, and what ends the output."""
+        """The output of earlier attempts. Set, like limits, for requests with a grammar."""
 
     @_builtins.property
     def limits(self) -> _types_pb2.Limits: ...
@@ -369,11 +373,13 @@ class SequenceOutput(_message.Message):
 
     @_builtins.property
     def failure(self) -> _types_pb2.Failure:
-        """Why the worker ended the sequence with FINISH_REASON_CANCELLED, where it was not asked to."""
+        """Reason for which the worker ended the sequence with FINISH_REASON_CANCELLED without being asked to."""
 
     @_builtins.property
     def drafts(self) -> _types_pb2.DraftCounts:
-        """With the finish reason, where the worker counts them, or with every message: see ReserveRequest."""
+        """Counts of draft tokens, where the worker counts them: set with the finish reason, or in every message (see
+        ReserveRequest).
+        """
 
     def __init__(
         self,

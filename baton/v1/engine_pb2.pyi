@@ -43,8 +43,8 @@ class EngineCommand(_message.Message):
     id: _builtins.int
     """Chosen by the front and repeated in the event that answers; all events of a prefill have it."""
     first_token_mask: _builtins.bytes
-    """With a prefill whose output must match a grammar: which tokens may be its first, bit t % 8 of byte t / 8 for
-    token t, in whole words of 32 bits.
+    """Mask of the tokens that may come first, for a prefill whose output must match a grammar: bit t % 8 of byte t / 8
+    stands for token t, in whole words of 32 bits.
     """
     @_builtins.property
     def reserve(self) -> _decode_pb2.ReserveRequest: ...
@@ -97,10 +97,11 @@ Global___EngineCommand: _TypeAlias = EngineCommand  # noqa: Y015
 @_typing.final
 class CanaryCommand(_message.Message):
     """Begins a short generation of the worker's own, by which its front judges whether requests would be served; at
-    most one runs on each side. It is left out of the integrity report's counts of prompts and tokens, and of the prefix cache.
-    A prompt's is answered by prefill_ended. An output's takes two commands: the first one is answered by canary, and
-    is given a slot; the second one, with admit, has it decoded. So whoever reads the output ring knows the slot
-    before its first token can be there.
+    most one runs on each side. It is left out of the integrity report's counts of prompts and tokens, and of the prefix
+    cache.
+    A canary of a prompt is answered by prefill_ended. A canary of an output takes two commands: the first one is
+    answered by canary with a slot; the second one, with admit, starts its decoding. So the reader of the output ring
+    knows the slot before its first token can be there.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -111,9 +112,9 @@ class CanaryCommand(_message.Message):
     side: _types_pb2.WorkerRole.ValueType
     """WORKER_ROLE_PREFILL: compute a prompt; WORKER_ROLE_DECODE: decode an output."""
     cancel: _builtins.bool
-    """End the one that runs instead."""
+    """Ends the canary generation that runs, instead of beginning one."""
     admit: _builtins.bool
-    """Decode the output that has been given a slot."""
+    """Starts decoding in the slot that the first command was answered with."""
     def __init__(
         self,
         *,
@@ -327,15 +328,15 @@ class ReadyEvent(_message.Message):
     def load(self) -> _worker_pb2.Load: ...
     @_builtins.property
     def pool(self) -> _worker_pb2.Pool:
-        """As in DescribeResponse."""
+        """The pool whose requests the worker may serve, and the format of its weights, as in DescribeResponse."""
 
     @_builtins.property
     def transfer_endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Endpoint]:
-        """Where the engine's receiver listens; as in TicketBody."""
+        """Endpoints of the engine's receiver, as in TicketBody."""
 
     @_builtins.property
     def limits(self) -> _worker_pb2.WorkerLimits:
-        """As in DescribeResponse, but for the output formats, which are the front's."""
+        """Limits as in DescribeResponse, without the output formats, which the front adds."""
 
     def __init__(
         self,
@@ -398,10 +399,10 @@ class PrefillEndedEvent(_message.Message):
     COMPUTED_NS_FIELD_NUMBER: _builtins.int
     SHIPPED_NS_FIELD_NUMBER: _builtins.int
     started_ns: _builtins.int
-    """When the prompt's first step was begun, and when its last one was last seen running."""
+    """Times at which the prompt's first step was begun, and at which its last one was last seen running."""
     computed_ns: _builtins.int
     shipped_ns: _builtins.int
-    """When its first blocks were handed to a link."""
+    """Time at which the prompt's first blocks were handed to a link."""
     def __init__(
         self,
         *,

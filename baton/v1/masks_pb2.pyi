@@ -58,7 +58,7 @@ Global___MaskCommand: _TypeAlias = MaskCommand  # noqa: Y015
 
 @_typing.final
 class CompileCommand(_message.Message):
-    """To the compile process. Answered by the grammar's source, or a failure."""
+    """Checks a grammar in the compile process. Answered by the grammar's source, or a failure."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -92,15 +92,15 @@ class OpenSequenceCommand(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     follow: _builtins.bool
-    """Whether the sequence has a slot, whose tokens the process follows in the output ring until it is closed.
-    Otherwise only the mask of its next token is computed.
+    """True if the sequence has a slot, whose tokens the process follows in the output ring until the sequence is
+    closed. False: only the mask of its next token is computed.
     """
     slot: _builtins.int
     generation: _builtins.int
     position: _builtins.int
     """Index in the sequence of the token that the answer's mask is for."""
     source: _builtins.str
-    """As the compile process answered."""
+    """MaskEvent.source, as the compile process answered it."""
     @_builtins.property
     def output_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The output of earlier attempts."""
@@ -128,7 +128,7 @@ Global___OpenSequenceCommand: _TypeAlias = OpenSequenceCommand  # noqa: Y015
 
 @_typing.final
 class CloseSequenceCommand(_message.Message):
-    """No answer. The process forgets a sequence by itself when its slot ends."""
+    """Ends following a sequence. Not answered; the process forgets a sequence by itself when its slot ends."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -162,7 +162,7 @@ class MaskEvent(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     mask: _builtins.bytes
-    """Which tokens may come next; as EngineCommand.first_token_mask."""
+    """Mask of the tokens that may come next, in the format of EngineCommand.first_token_mask."""
     source: _builtins.str
     """A grammar in llguidance's own terms, which compiles within its limits."""
     @_builtins.property

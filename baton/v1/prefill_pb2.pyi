@@ -47,8 +47,8 @@ class PrefillRequest(_message.Message):
     tenant: _builtins.str
     """The tenant whose cached blocks it may reuse, and which may reuse its blocks."""
     first_token_in_s: _builtins.float
-    """Until when the first token is due by the request's limit, in seconds from when the call is sent. The worker
-    orders its prompts and bounds its steps by it. 0: the request has no limit, or it is too late for it.
+    """Seconds from the sending of this call until the first token is due by the request's TTFT limit. The worker
+    orders its prompts and bounds its steps by this time. 0: there is no limit, or its time is already over.
     """
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
@@ -66,7 +66,7 @@ class PrefillRequest(_message.Message):
 
     @_builtins.property
     def grammar(self) -> _types_pb2.Grammar:
-        """What the output must match; the first token is sampled among those that may continue it."""
+        """Grammar that the output must match; the first token is sampled among those that it allows."""
 
     @_builtins.property
     def trace(self) -> _types_pb2.TraceParent:

@@ -27,28 +27,28 @@ class _ToolChoice:
 class _ToolChoiceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolChoice.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TOOL_CHOICE_UNSPECIFIED: _ToolChoice.ValueType  # 0
-    """As TOOL_CHOICE_AUTO."""
+    """Same as TOOL_CHOICE_AUTO."""
     TOOL_CHOICE_NONE: _ToolChoice.ValueType  # 1
     """The model is not shown the tools."""
     TOOL_CHOICE_AUTO: _ToolChoice.ValueType  # 2
-    """It may call them; its output is not guided."""
+    """The model may call tools; its output is not guided."""
     TOOL_CHOICE_REQUIRED: _ToolChoice.ValueType  # 3
-    """It calls at least one; the output is guided to that."""
+    """The model calls at least one tool; the output is guided to that."""
     TOOL_CHOICE_NAMED: _ToolChoice.ValueType  # 4
-    """It calls `tool_name`."""
+    """The model calls the tool `tool_name`."""
 
 class ToolChoice(_ToolChoice, metaclass=_ToolChoiceEnumTypeWrapper): ...
 
 TOOL_CHOICE_UNSPECIFIED: ToolChoice.ValueType  # 0
-"""As TOOL_CHOICE_AUTO."""
+"""Same as TOOL_CHOICE_AUTO."""
 TOOL_CHOICE_NONE: ToolChoice.ValueType  # 1
 """The model is not shown the tools."""
 TOOL_CHOICE_AUTO: ToolChoice.ValueType  # 2
-"""It may call them; its output is not guided."""
+"""The model may call tools; its output is not guided."""
 TOOL_CHOICE_REQUIRED: ToolChoice.ValueType  # 3
-"""It calls at least one; the output is guided to that."""
+"""The model calls at least one tool; the output is guided to that."""
 TOOL_CHOICE_NAMED: ToolChoice.ValueType  # 4
-"""It calls `tool_name`."""
+"""The model calls the tool `tool_name`."""
 Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
 
 class _Stage:
@@ -111,12 +111,12 @@ class ChatMessage(_message.Message):
     role: _builtins.str
     content: _builtins.str
     tool_call_id: _builtins.str
-    """For a tool's result: the call that it answers, and the tool's name."""
+    """Id of the call that a tool's result answers, and the tool's name."""
     name: _builtins.str
     reasoning_content: _builtins.str
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
-        """For an assistant's message: the calls and the reasoning that the model wrote."""
+        """Tool calls and reasoning that the model wrote in an assistant's message."""
 
     def __init__(
         self,
@@ -204,11 +204,11 @@ class ChatMessages(_message.Message):
     tool_choice: Global___ToolChoice.ValueType
     tool_name: _builtins.str
     parallel_tool_calls: _builtins.bool
-    """Unset: true. Whether there may be several calls where one is required."""
+    """Allows several calls where one is required. Unset: true."""
     chat_template_kwargs: _builtins.str
     """Further variables of the model's chat template: a JSON object, as text. Empty: none."""
     add_generation_prompt: _builtins.bool
-    """Unset: true. Whether the prompt ends with the beginning of an assistant's message."""
+    """Ends the prompt with the beginning of an assistant's message. Unset: true."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -296,7 +296,7 @@ class GenerateRequest(_message.Message):
     frequency_penalty: _builtins.float
     min_tokens: _builtins.int
     echo: _builtins.bool
-    """Begin the text with the prompt, and requested logprobs with those of the prompt."""
+    """Begins the text with the prompt, and requested logprobs with those of the prompt."""
     n: _builtins.int
     """Unset: 1. Number of outputs for this prompt; messages carry the index of their output. Output i is sampled
     with seed + i.
@@ -312,12 +312,12 @@ class GenerateRequest(_message.Message):
     lower ones count as 0.
     """
     add_special_tokens: _builtins.bool
-    """Unset: true. Whether the tokenizer adds its special tokens, such as BOS, to a text prompt."""
+    """Has the tokenizer add its special tokens, such as BOS, to a text prompt. Unset: true."""
     top_n_sigma: _builtins.float
     """Unset or 0: off."""
     max_draft_tokens: _builtins.int
-    """Unset: as many as the worker does. The most draft tokens, at most 7, that a decode step verifies for each output; 0:
-    none.
+    """Largest number of draft tokens, at most 7, that a decode step verifies for each output; 0: none. Unset: the
+    worker's own limit.
     """
     prediction: _builtins.str
     """Text that the output is expected to contain, at most 16384 tokens: drafts are looked up in it."""
@@ -333,7 +333,7 @@ class GenerateRequest(_message.Message):
     def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.LogitBias]: ...
     @_builtins.property
     def grammar(self) -> _types_pb2.Grammar:
-        """What the output's text must match. Not with ignore_eos."""
+        """Grammar that the output's text must match. Not with ignore_eos."""
 
     def __init__(
         self,
@@ -518,8 +518,8 @@ class RequestTrace(_message.Message):
     handoff_exposed_ns: _builtins.int
     """HandedOff.exposed_ns of the last attempt; 0 without a handoff, or if it is not known yet."""
     prefill_reason: _builtins.str
-    """Where the decode worker could have computed the prompt itself: who did in the last attempt, and the
-    predictions of both ways. Else empty.
+    """The worker that computed the prompt in the last attempt, and the predicted times of both ways, where the
+    decode worker could have computed it itself; otherwise empty.
     """
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageTime]:
@@ -527,7 +527,7 @@ class RequestTrace(_message.Message):
 
     @_builtins.property
     def drafts(self) -> _types_pb2.DraftCounts:
-        """Over all attempts. Unset where no worker has counted them."""
+        """Drafts of all attempts. Unset where no worker has counted them."""
 
     def __init__(
         self,
@@ -593,8 +593,8 @@ class GenerateResponse(_message.Message):
     first_number: _builtins.int
     """Index in the output of token_ids[0]; the token numbers of a stream have no gap and no repeat."""
     text: _builtins.str
-    """Text that became final with these tokens; never half a character. Of a conversation without reasoning and
-    tool calls.
+    """Text that became final with these tokens; never half a character. Reasoning and tool calls of a conversation
+    are not part of it.
     """
     finish_reason: _types_pb2.FinishReason.ValueType
     """Set on the last message, with usage and trace."""
@@ -615,11 +615,11 @@ class GenerateResponse(_message.Message):
     def trace(self) -> Global___RequestTrace: ...
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprobs]:
-        """With echo and logprobs, on the first message: those of the prompt's tokens from the second on."""
+        """Logprobs of the prompt's tokens from the second on: on the first message, with echo and logprobs."""
 
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCallDelta]:
-        """What became final of tool calls, and of reasoning."""
+        """Parts of tool calls, and of reasoning, that became final with these tokens."""
 
     def __init__(
         self,
@@ -657,7 +657,7 @@ class ToolCallDelta(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Its number among the output's calls."""
+    """Index of the call among the output's calls."""
     id: _builtins.str
     name: _builtins.str
     arguments: _builtins.str
@@ -796,7 +796,7 @@ class RouterStatus(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     serving: _builtins.bool
-    """Whether a request would be served."""
+    """True if a request would be served."""
     running: _builtins.int
     waiting: _builtins.int
     """Running requests that are queued for a slot."""

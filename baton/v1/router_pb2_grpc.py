@@ -70,7 +70,7 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Whether the cluster serves, its model, and totals of its requests. No addresses, no workers.
+        """Reports whether the cluster serves, its model, and totals of its requests; neither addresses nor workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,7 +37,7 @@ class RouterServiceStub:
     """Streams the tokens of one request. Cancelling the call cancels the request."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]
     GetStatus: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]
-    """Whether the cluster serves, its model, and totals of its requests. No addresses, no workers."""
+    """Reports whether the cluster serves, its model, and totals of its requests; neither addresses nor workers."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -48,7 +48,7 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """Streams the tokens of one request. Cancelling the call cancels the request."""
     ListModels: _aio.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]  # type: ignore[assignment]
     GetStatus: _aio.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """Whether the cluster serves, its model, and totals of its requests. No addresses, no workers."""
+    """Reports whether the cluster serves, its model, and totals of its requests; neither addresses nor workers."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """The public service. AdminService is for operators."""
@@ -74,6 +74,6 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.GetStatusResponse, _abc.Awaitable[_router_pb2.GetStatusResponse]]:
-        """Whether the cluster serves, its model, and totals of its requests. No addresses, no workers."""
+        """Reports whether the cluster serves, its model, and totals of its requests; neither addresses nor workers."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -87,7 +87,7 @@ Global___SignedOpenLinkRequest: _TypeAlias = SignedOpenLinkRequest  # noqa: Y015
 
 @_typing.final
 class SignedOpenLinkResponse(_message.Message):
-    """Proves that the receiver knows it too."""
+    """Proves that the receiver knows the cluster's secret too."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -168,9 +168,9 @@ class OpenLinkResponse(_message.Message):
     piece_bytes: _builtins.int
     window_pieces: _builtins.int
     nccl_id: _builtins.bytes
-    """Over nccl: the unique id of the link's communicator."""
+    """The unique id of the link's communicator; for the transport nccl alone."""
     frames_port: _builtins.int
-    """Over nccl: the port of the receiver's host for the link's frames."""
+    """The port of the receiver's host for the link's frames; for the transport nccl alone."""
     @_builtins.property
     def receiver(self) -> _types_pb2.WorkerIdentity: ...
     def __init__(
@@ -228,7 +228,7 @@ class CommitRecord(_message.Message):
     def limits(self) -> _types_pb2.Limits: ...
     @_builtins.property
     def block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many blocks were sent, by cache group, without resident ones; the receiver compares its own count."""
+        """Number of blocks that were sent, by cache group, without resident ones; the receiver compares its own count."""
 
     @_builtins.property
     def first_logprobs(self) -> _types_pb2.Logprobs:

@@ -46,27 +46,27 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     DESCRIPTOR: _descriptor.EnumDescriptor
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
-    """A stop id, the end-of-sequence id or a stop string."""
+    """The output met a stop id, the end-of-sequence id or a stop string."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
-    """max_tokens or the model's context length."""
+    """The output reached max_tokens or the model's context length."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 3
     FINISH_REASON_PREEMPTED: _FinishReason.ValueType  # 4
     """The worker had no free blocks; the router recomputes the sequence elsewhere."""
     FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 5
-    """The output ended by itself and calls tools. Of RouterService alone."""
+    """The output ended by itself and calls tools. Used by RouterService alone."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper): ...
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
-"""A stop id, the end-of-sequence id or a stop string."""
+"""The output met a stop id, the end-of-sequence id or a stop string."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
-"""max_tokens or the model's context length."""
+"""The output reached max_tokens or the model's context length."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
 FINISH_REASON_PREEMPTED: FinishReason.ValueType  # 4
 """The worker had no free blocks; the router recomputes the sequence elsewhere."""
 FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 5
-"""The output ended by itself and calls tools. Of RouterService alone."""
+"""The output ended by itself and calls tools. Used by RouterService alone."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _ErrorKind:
@@ -119,7 +119,7 @@ class _FailureCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureC
     """One of a worker's devices waited for another longer than the deadline; the worker ends."""
 
 class FailureCause(_FailureCause, metaclass=_FailureCauseEnumTypeWrapper):
-    """What in the cluster a failure came from, where that decides what is done next, or is counted."""
+    """Part of the cluster that a failure came from, where this decides about the next attempt or is counted."""
 
 FAILURE_CAUSE_UNSPECIFIED: FailureCause.ValueType  # 0
 FAILURE_CAUSE_LINK: FailureCause.ValueType  # 1
@@ -158,7 +158,7 @@ Global___Attempt: _TypeAlias = Attempt  # noqa: Y015
 
 @_typing.final
 class Endpoint(_message.Message):
-    """Where one rank of a receiver listens for links over one transport."""
+    """Address at which one rank of a receiver listens for links over one transport."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -173,7 +173,7 @@ class Endpoint(_message.Message):
     rank: _builtins.int
     @_builtins.property
     def certificates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """With TLS: the certificate chains in PEM of which the listener presents one; callers take no other."""
+        """Certificate chains in PEM of which the listener presents one; callers accept no other. Empty: without TLS."""
 
     def __init__(
         self,
@@ -215,8 +215,8 @@ class WorkerIdentity(_message.Message):
     cluster_id: _builtins.str
     """The cluster that started it, within which its name is unique. Empty: started by `baton worker`."""
     started_ns: _builtins.int
-    """When this start began, in nanoseconds of its host's wall clock: of two starts of one name in one cluster
-    the later is the newer.
+    """Time at which this start began, in nanoseconds of its host's wall clock: of two starts of one name in one
+    cluster the later is the newer.
     """
     def __init__(
         self,
@@ -289,7 +289,7 @@ class Sampling(_message.Message):
     top_k: _builtins.int
     """0 keeps all."""
     top_p: _builtins.float
-    """In (0, 1]; 1 keeps all."""
+    """Keeps the most likely tokens whose probabilities add up to this share, in (0, 1]; 1 keeps all."""
     seed: _builtins.int
     """Every draw depends on seed and position alone."""
     min_p: _builtins.float
@@ -305,7 +305,7 @@ class Sampling(_message.Message):
     """Keeps tokens whose logit is at least the largest less this many standard deviations of all; 0 keeps all."""
     @_builtins.property
     def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
-        """Added first; each token at most once."""
+        """Biases added to logits before the penalties; each token at most once."""
 
     def __init__(
         self,
@@ -361,7 +361,7 @@ Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
-    """When a worker ends a sequence. Stop strings are checked by the router."""
+    """Conditions on which a worker ends a sequence. Stop strings are checked by the router."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -374,7 +374,7 @@ class Limits(_message.Message):
     """Output tokens before which no stop id can be sampled."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """At most 8, the model's end-of-sequence ids included; empty with ignore_eos."""
+        """Tokens that end the output: at most 8, the model's end-of-sequence ids included; empty with ignore_eos."""
 
     def __init__(
         self,
@@ -455,7 +455,7 @@ class DraftCounts(_message.Message):
     """Drafts that had a row in these steps, and how many of them were accepted."""
     accepted: _builtins.int
     drafts_predicted: _builtins.int
-    """Of both, those that were taken from the request's prediction."""
+    """Drafts, and accepted ones, that were taken from the request's prediction."""
     accepted_predicted: _builtins.int
     def __init__(
         self,
@@ -476,7 +476,7 @@ Global___DraftCounts: _TypeAlias = DraftCounts  # noqa: Y015
 
 @_typing.final
 class Grammar(_message.Message):
-    """What the text of an output must match; it ends with an end-of-sequence token once it does."""
+    """Constraint on the text of an output, which ends with an end-of-sequence token once it is complete."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -493,12 +493,12 @@ class Grammar(_message.Message):
     grammar: _builtins.str
     """A context-free grammar in the Lark syntax of llguidance, or in GBNF."""
     json_object: _builtins.bool
-    """Any JSON object; false: anything."""
+    """True: the text is a JSON object. False: no constraint."""
     whitespace_pattern: _builtins.str
-    """With json_schema: a regular expression of the white space between JSON tokens. Unset: at most one space."""
+    """Regular expression of the white space between JSON tokens, for json_schema. Unset: at most one space."""
     @_builtins.property
     def choice(self) -> Global___Choices:
-        """The text is one of these."""
+        """The text is one of these strings."""
 
     def __init__(
         self,
@@ -547,7 +547,7 @@ Global___Choices: _TypeAlias = Choices  # noqa: Y015
 
 @_typing.final
 class Failure(_message.Message):
-    """Why a sequence or a command failed."""
+    """Reason for which a sequence or a command failed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

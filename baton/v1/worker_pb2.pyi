@@ -83,15 +83,15 @@ class DescribeResponse(_message.Message):
     metrics_address: _builtins.str
     """host:port of the worker's Prometheus endpoint; empty where it has none."""
     cache_dtype: _builtins.str
-    """Part of its block hashes, besides fingerprint and secret; empty where it caches no prefixes."""
+    """Part of the worker's block hashes, besides fingerprint and secret; empty where it caches no prefixes."""
     weight_format: _builtins.str
-    """Format of its weights, such as bfloat16; may differ between the roles of one pool."""
+    """Format of the worker's weights, such as bfloat16; may differ between the roles of one pool."""
     unready: _builtins.str
-    """Why the worker should get no new work, by its own judgement, such as a canary generation that failed; empty
-    where it may.
+    """Reason for which the worker should get no new work, by its own judgement, such as a canary generation that
+    failed; empty where it may get some.
     """
     receives_handoffs: _builtins.bool
-    """Whether it takes sequences that other workers have prefilled."""
+    """True if the worker takes sequences that other workers have prefilled."""
     process_id: _builtins.int
     """The id of the answering process, and the host and PID namespace in which it has that id: a router of the same can
     tell whether a silent worker is starved. Empty: not known.
@@ -103,11 +103,11 @@ class DescribeResponse(_message.Message):
     def load(self) -> Global___Load: ...
     @_builtins.property
     def pool(self) -> Global___Pool:
-        """The pool whose requests it may serve."""
+        """The pool whose requests the worker may serve."""
 
     @_builtins.property
     def limits(self) -> Global___WorkerLimits:
-        """What it enforces besides max_context_tokens and vocab_size. Unset: not known."""
+        """Limits that the worker enforces besides max_context_tokens and vocab_size. Unset: not known."""
 
     def __init__(
         self,
@@ -151,21 +151,21 @@ class WorkerLimits(_message.Message):
     SENDS_OVER_FIELD_NUMBER: _builtins.int
     RECEIVES_OVER_FIELD_NUMBER: _builtins.int
     kv_tokens: _builtins.int
-    """Tokens of one sequence that its KV cache holds: of a prompt, where it prefills; of prompt and output together,
-    where it decodes.
+    """Tokens of one sequence that the worker's KV cache holds: those of a prompt, where it prefills; of prompt and
+    output together, where it decodes.
     """
     max_logprobs: _builtins.int
-    """Alternatives of each token of which it reports the logprobs; 0: it reports no logprobs."""
+    """Number of alternatives of each token whose logprobs the worker reports; 0: it reports no logprobs."""
     max_prefills: _builtins.int
-    """Prompts that it computes or has waiting at the same time."""
+    """Prompts that the worker computes or has waiting at the same time."""
     @_builtins.property
     def output_formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The kinds of Grammar, by the names of its fields, that an output may be guided by; empty: none."""
 
     @_builtins.property
     def sends_over(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Over which transports it sends KV blocks, and receives them: the transport's name and, where it does not leave the
-        host, `:` and what names the host. Two workers can link if they have one in common.
+        """Transports over which the worker sends KV blocks, and over which it receives them: the transport's name and, where
+        it does not leave the host, `:` and what names the host. Two workers can link if they have one in common.
         """
 
     @_builtins.property
@@ -273,8 +273,8 @@ Global___Load: _TypeAlias = Load  # noqa: Y015
 
 @_typing.final
 class StepCosts(_message.Message):
-    """What a worker's steps take, as measured while it runs; 0 where nothing was measured yet. Routers predict
-    latencies from it.
+    """Durations of a worker's steps, as measured while it runs; 0 where nothing was measured yet. Routers predict
+    latencies from them.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -293,10 +293,12 @@ class StepCosts(_message.Message):
     """Seconds of a prompt token at the beginning of its prompt, and of a step of very few tokens."""
     prefill_step_s: _builtins.float
     prefill_half_context: _builtins.float
-    """Tokens of context at which attention takes as long as the rest of a prompt token; 0, infinite: it takes nothing."""
+    """Tokens of context at which attention takes as long as the rest of a prompt token; 0 and infinite: attention
+    takes no time.
+    """
     decode_step_s: _builtins.float
-    """A decode step takes the first, and the others for each of its sequences and for each token of their contexts;
-    where prompts are computed too, it waits for their steps in addition.
+    """Seconds of a decode step: a constant part, a part for each of its sequences, and one for each token of their
+    contexts. Where prompts are computed too, a decode step waits for their steps in addition.
     """
     decode_sequence_s: _builtins.float
     decode_context_token_s: _builtins.float
@@ -307,9 +309,9 @@ class StepCosts(_message.Message):
     rows_a_sequence: _builtins.float
     @_builtins.property
     def decode_curve_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """A step takes so much in addition with so many sequences, and between two of these numbers in proportion: batches
-        are padded to a few sizes, and each takes its own time. Both ascend, and the first addition is 0. Empty where
-        steps were not measured at the worker's start.
+        """Curve of a step's additional seconds over its number of sequences, interpolated linearly: batches are padded to a
+        few sizes, and each takes its own time. Both lists ascend, and the first addition is 0. Empty where steps were not
+        measured at the worker's start.
         """
 
     @_builtins.property
@@ -342,7 +344,7 @@ class GetAuditRequest(_message.Message):
 
     SKIP_INTEGRITY_FIELD_NUMBER: _builtins.int
     skip_integrity: _builtins.bool
-    """Leave integrity_error out: the check takes the engine milliseconds."""
+    """Leaves integrity_error out: the check takes the engine milliseconds."""
     def __init__(
         self,
         *,
@@ -378,7 +380,7 @@ Global___GetAuditResponse: _TypeAlias = GetAuditResponse  # noqa: Y015
 
 @_typing.final
 class IntegrityReport(_message.Message):
-    """What a worker holds and has done, in which a leak shows; with `integrity_error`, a check of its block pools."""
+    """A worker's resources and counters, in which a leak shows, and in `integrity_error` a check of its block pools."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -438,7 +440,9 @@ class IntegrityReport(_message.Message):
     host: _builtins.str
     device: _builtins.str
     devices: _builtins.int
-    """Devices that divide the model among them, of which `device` is the first; 0: not known, of an earlier release."""
+    """Number of devices that divide the model among them, `device` being the first; 0: not known, from an earlier
+    release.
+    """
     prompts_run: _builtins.int
     prompt_tokens_run: _builtins.int
     decode_steps: _builtins.int
@@ -518,7 +522,7 @@ class IntegrityReport(_message.Message):
 
     @_builtins.property
     def device_memory(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceMemory]:
-        """Of each device, `device` first; empty: not known, of an earlier release."""
+        """Memory of each of the worker's devices, `device` first; empty: not known, from an earlier release."""
 
     def __init__(
         self,
@@ -594,12 +598,12 @@ class DeviceMemory(_message.Message):
     USED_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Among the GPUs of its host; a CPU worker's devices are counted from 0."""
+    """Index among the GPUs of the device's host; a CPU worker's devices are counted from 0."""
     weights_bytes: _builtins.int
-    """Of its part of the weights, and of its KV blocks, the scratch ones included."""
+    """Bytes of the device's part of the weights, and of its KV blocks, the scratch ones included."""
     kv_bytes: _builtins.int
     used_bytes: _builtins.int
-    """What all processes use of it, and what it has; 0 on a CPU."""
+    """Bytes of the device's memory that all processes use together, and of all its memory; 0 on a CPU."""
     total_bytes: _builtins.int
     def __init__(
         self,
@@ -630,14 +634,14 @@ class ExpertsReport(_message.Message):
     ACTIVE_PARAMETERS_FIELD_NUMBER: _builtins.int
     IMBALANCE_FIELD_NUMBER: _builtins.int
     count: _builtins.int
-    """Experts of a layer, and of these those that a token takes."""
+    """Number of experts of a layer, and of experts that compute a token."""
     taken: _builtins.int
     total_parameters: _builtins.int
-    """Parameters of the model, and without the experts that a token does not take."""
+    """Parameters of the model, and of those the ones that compute a token."""
     active_parameters: _builtins.int
     imbalance: _builtins.float
-    """How many times as many tokens a layer's busiest expert had as its mean one over the last minute, on average over
-    the layers; 0: there were none.
+    """Ratio of the tokens of a layer's busiest expert to the mean of its experts over the last minute, on average over
+    the layers; 0: there were no tokens.
     """
     def __init__(
         self,
@@ -658,7 +662,9 @@ Global___ExpertsReport: _TypeAlias = ExpertsReport  # noqa: Y015
 
 @_typing.final
 class DraftReport(_message.Message):
-    """Drafts of one source that decode steps have verified since the start, by depth: the first drafts of steps, the second ones, ..."""
+    """Drafts of one source that decode steps have verified since the start, by depth: the first drafts of steps, the
+    second ones, and so on.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -802,13 +808,13 @@ class LinkReport(_message.Message):
     transport: _builtins.str
     window_pieces: _builtins.int
     free_pieces: _builtins.int
-    """On the sending side: pieces it may fill; when idle, the whole window."""
+    """Pieces that the sending side may fill; when idle, the whole window."""
     credited_pieces: _builtins.int
-    """On the receiving side: pieces the sender may fill; when idle, the whole window. The others contain bytes
-    that are being verified.
+    """Pieces that the receiving side lets its sender fill; when idle, the whole window. The others contain bytes that
+    are being verified.
     """
     quarantined_pieces: _builtins.int
-    """At the receiver of a broken link: pieces that the sender may still write to, until the fence."""
+    """Pieces of a broken link that the sender may still write to, until the fence; at the receiver alone."""
     live_transfers: _builtins.int
     @_builtins.property
     def peer(self) -> _types_pb2.WorkerIdentity: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WorkerServiceStub:
-    """Implemented by every worker, for every role.
+    """Heartbeats and reports, implemented by every worker of every role.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class WorkerServiceStub:
 
 
 class WorkerServiceServicer:
-    """Implemented by every worker, for every role.
+    """Heartbeats and reports, implemented by every worker of every role.
     """
 
     def Describe(self, request, context):
@@ -87,7 +87,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService:
-    """Implemented by every worker, for every role.
+    """Heartbeats and reports, implemented by every worker of every role.
     """
 
     @staticmethod

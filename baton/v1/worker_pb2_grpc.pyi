@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorkerServiceStub:
-    """Implemented by every worker, for every role."""
+    """Heartbeats and reports, implemented by every worker of every role."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -40,7 +40,7 @@ class WorkerServiceStub:
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
-    """Implemented by every worker, for every role."""
+    """Heartbeats and reports, implemented by every worker of every role."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeResponse]  # type: ignore[assignment]
@@ -49,7 +49,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Resources and counters, in which leaks would be visible."""
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Implemented by every worker, for every role."""
+    """Heartbeats and reports, implemented by every worker of every role."""
 
     @_abc_1.abstractmethod
     def Describe(
