@@ -54,7 +54,7 @@ class Authority:
         return _issue(names[0], names, self.issued, days=days)
 
     def of_role(self, role: str, days: float = 1) -> Issued:
-        """A certificate for `ROLE.DOMAIN`."""
+        """A certificate for the name `ROLE.DOMAIN`, valid for `days`."""
         return self.issue(f"{role}.{DOMAIN}", days=days)
 
     def internal(self, folder: Path, role: str, days: float = 1) -> InternalTls:
@@ -134,8 +134,8 @@ def client_context(authorities: bytes, issued: Issued | None, folder: Path) -> s
 
 
 def answer_over_tls(address: str, context: ssl.SSLContext | None, request: bytes) -> bytes:
-    """What a server sends back for `request`, after the handshake, until it closes or 0.5 s pass; `context`:
-    None: in plaintext. Empty where it refuses the connection."""
+    """Returns the bytes that a server sends back for `request`, after the handshake, until it closes or 0.5 s
+    pass. `context` None: in plaintext. Empty where the server refuses the connection."""
     host, _, port = address.rpartition(":")
     answer = b""
     try:

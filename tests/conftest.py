@@ -1,5 +1,5 @@
-"""What is set before any test: Triton's interpreter, threads, compiled code; which tests run in one process
-(`pytest -n`)."""
+"""Settings made before any test: Triton's interpreter, threads, compiled code, and the process of `pytest -n`
+that each test runs in."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CHART = "tests/deploy/"
 
 
 def shares_cluster(item: pytest.Item) -> bool:
-    """Whether it uses the cluster of tests/e2e/conftest.py, and not one of its module."""
+    """True if the test uses the cluster of tests/e2e/conftest.py, and not one of its module."""
     module = getattr(item, "module", None)
     return item.nodeid.startswith(E2E) and "cluster" in _fixtures(item) and not hasattr(module, "cluster")
 
@@ -47,7 +47,8 @@ def _fixtures(item: pytest.Item) -> Sequence[str]:
 
 
 def process_of(nodeid: str) -> str:
-    """What runs in one process: e2e's faults, the rest of e2e, what tests the chart, and else a file."""
+    """The name of the process that a test runs in: one for e2e's faults, one for the rest of e2e, one for
+    tests of the chart, and one for each other file."""
     folders = (FAULTS, E2E, CHART)
     return next((folder for folder in folders if nodeid.startswith(folder)), nodeid.partition("::")[0])
 
@@ -76,7 +77,7 @@ os.environ.setdefault("GOGC", "400")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What a process needs that runs tests; that which hands them out (`-n`) runs none."""
+    """Prepares a process that runs tests. The one that hands them out (`-n`) runs none."""
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
         import torch
         from hypothesis import settings
@@ -133,7 +134,7 @@ def import_a_part(config: pytest.Config) -> None:
 
 
 def modules(config: pytest.Config, pattern: str) -> list[str]:
-    """Those of such files in our folders among a command's arguments."""
+    """Files in our folders among a command's arguments whose names match `pattern`."""
     root = Path(__file__).parents[1]
     files = {file for argument in config.args for file in Path(argument).resolve().rglob(pattern)}
     ours = [file.relative_to(root) for file in files if file.is_relative_to(root)]
@@ -183,8 +184,9 @@ def _unit_tests_start_nothing(request: pytest.FixtureRequest) -> Generator[None]
 
 @pytest.fixture(autouse=True)
 def _gpus_have_nothing_of_earlier_tests(request: pytest.FixtureRequest) -> None:
-    """What is freed of an engine waits for its GPU. Collected among the launches of a step on several GPUs,
-    it would wait for a kernel that waits for the next of these launches."""
+    """Frees an earlier test's engine before the next test. The memory of an engine waits for its GPU when it
+    is freed: collected among the launches of a step on several GPUs, it would wait for a kernel that waits
+    for the next of these launches."""
     if request.node.get_closest_marker("multigpu") is not None:
         gc.collect()
 

@@ -120,7 +120,8 @@ def test_every_setting_is_declared_with_what_its_reader_needs() -> None:
 
 
 def test_baton_up_has_few_settings() -> None:
-    """As `tools/count_settings.py` counts them: flags of one role are no settings of their own."""
+    """Settings are counted as by `tools/count_settings.py`: flags of one role are no settings of their
+    own."""
     paths = [one.path for one in UP.settings if one.fixed is None and not one.is_section]
     assert len([path for path in paths if not path.startswith("engine_of_role.")]) <= 90
 

@@ -55,7 +55,7 @@ DOCSTRING_PHRASES = {
     "nobody": "no caller, no process",
     "whoever": "the caller that",
 }
-PACKAGES = ("baton", "services", "kvtransfer", "loadgen", "models", "tools", "bench", "deploy")
+PACKAGES = ("baton", "services", "kvtransfer", "loadgen", "models", "tools", "bench", "deploy", "tests")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROTOS = sorted((ROOT / "proto").rglob("*.proto"))
 

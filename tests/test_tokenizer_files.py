@@ -40,7 +40,7 @@ def test_what_decides_tokens_decides_the_digest(tmp_path: Path) -> None:
 
 
 def test_what_does_not_is_left_out(tmp_path: Path) -> None:
-    """How the file is written, and what the tokenizers library alone reads of it."""
+    """Left out are the way the file is written, and what the tokenizers library alone reads of it."""
     base = folder(tmp_path / "base")
     other = folder(tmp_path / "other", {**dict(reversed(CONFIG.items())), "model_max_length": 5})
     (other / "config.json").write_text("{}")

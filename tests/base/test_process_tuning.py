@@ -1,4 +1,4 @@
-"""The kernel is reported."""
+"""The kernel's settings are read and reported."""
 
 from __future__ import annotations
 

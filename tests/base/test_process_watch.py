@@ -122,7 +122,7 @@ def _sleeps(pid: int) -> bool:
 
 
 def _watch_for(pid: int, seconds: float, *, sleep_counts: bool = True) -> ProcessWatch:
-    """Watches a process until it was seen silent for so long, which is later where the watcher starves."""
+    """Watches a process until it was seen silent for a time, which is later where the watcher starves."""
     watch = ProcessWatch(pid, sleep_counts=sleep_counts)
     while watch.silent_s < seconds:
         time.sleep(0.05)

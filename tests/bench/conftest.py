@@ -8,6 +8,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="package")
 def without_gradients() -> Iterator[None]:
-    """As every bench runs; it leaves them off, and tests of other packages want them."""
+    """Turns gradients off, as every bench does, and on again afterwards, since tests of other packages want
+    them."""
     with torch.no_grad():
         yield

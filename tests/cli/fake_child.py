@@ -118,7 +118,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
 
 def starts(name: str) -> int:
-    """How often it was started so far, this time included."""
+    """The number of starts of the child so far, this one included."""
     lines = Path(os.environ["FAKE_LOG"]).read_text(encoding="utf-8").splitlines()
     return sum(line.startswith(f"started {name} ") for line in lines)
 

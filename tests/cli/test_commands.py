@@ -135,7 +135,7 @@ def test_a_wrong_word_is_one_line_with_the_nearest(
 
 @pytest.mark.parametrize("command", documented("baton"), ids=" ".join)
 def test_commands_of_the_pages_are_parsed(command: tuple[str, ...]) -> None:
-    """None is run."""
+    """The command line is parsed by its own parser; nothing is run."""
     assert command[0] not in old_spellings.NEW
     assert callable(parse(command).command)
 

@@ -12,7 +12,7 @@ IDS = ("5c1d0e6f7a2b", "e07b93a1c4d8")
 
 
 def listed(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The lines of the table on a terminal of so many columns."""
+    """The lines of the table on a terminal of `width` columns."""
     properties = worker_pb2.Pool(
         model="chat",
         checkpoint=b"\x9f" * 32,

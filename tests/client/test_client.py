@@ -35,7 +35,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
 async def complete(kind: str, here: Site, prompt: Prompt, **fields: Any) -> Completion:
-    """With either client; the blocking one runs in a thread."""
+    """Completes a prompt with either client; the blocking one runs in a thread."""
     address = here.addresses["grpc"]
     if kind == "async":
         async with await AsyncClient.connect(address) as client:

@@ -60,7 +60,7 @@ def paths(message: Descriptor, within: str = "") -> set[str]:
 
 
 def set_paths(message: Proto, within: str = "") -> set[str]:
-    """Those that are set."""
+    """The paths of all fields that are set in a message."""
     found = set()
     for field, value in message.ListFields():
         name = within + field.name

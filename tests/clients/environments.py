@@ -28,7 +28,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 
 
 def environment_of(client: str) -> Environment:
-    """Where the client is, or will be, installed."""
+    """The place where the client is, or will be, installed."""
     cache = os.environ.get("BATON_CLIENTS") or Path.home() / ".cache" / "baton" / "clients"
     return Environment(Path(cache) / client, PACKAGES[client])
 

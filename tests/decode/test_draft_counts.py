@@ -84,7 +84,7 @@ class Worker:
         await self.servicer.Reserve(self._request, cast(Any, None))
 
     async def outputs(self) -> list[SequenceOutput]:
-        """What the router is sent of the words that are in the ring."""
+        """Returns the outputs that the router is sent for the words in the ring."""
         await self.servicer.read_ring()
         found: list[SequenceOutput] = []
         while (message := self.servicer.streams.collect(ROUTER, 1)) is not None:
@@ -102,7 +102,7 @@ class Worker:
     ],
 )
 async def test_the_last_message_has_the_counts(reservation: dict[str, Any], *, always: bool) -> None:
-    """Those before it where that is asked for."""
+    """The earlier messages have them too where that is asked for."""
     kept = KeptSpans()
     worker = Worker(kept, **reservation)
     await worker.reserve()

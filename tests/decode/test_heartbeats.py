@@ -1,4 +1,4 @@
-"""What a router receives of a worker that decodes nothing for it."""
+"""Messages that a router receives from a worker that decodes nothing for it."""
 
 from __future__ import annotations
 

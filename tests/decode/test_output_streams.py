@@ -188,7 +188,7 @@ def test_a_router_continues_each_sequence_at_its_position(streams: OutputStreams
 def test_messages_are_bounded_and_lose_nothing(
     streams: OutputStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With and without logprobs; the finish reason is sent with the last token."""
+    """Messages are checked with and without logprobs; the finish reason is sent with the last token."""
     monkeypatch.setattr(streams_module, "MESSAGE_BYTES", 4000)
     plain, rich = (Attempt(request_id=name * 16, number=1) for name in (b"p", b"r"))
     streams.reserve(plain, ROUTER, first_number=0, slot=4, generation=1)
@@ -249,7 +249,8 @@ def test_sequences_that_begin_come_first_and_hold_up_no_others(streams: OutputSt
 
 
 def test_sequences_of_a_discarded_router_id_are_cancelled(streams: OutputStreams, clock: Clock) -> None:
-    """At once, though that id's stream may still be open: its connection is half-open."""
+    """The cancel is immediate although the discarded id's stream may still be open: its connection is
+    half-open."""
     first, _ = streams.follow(ROUTER)
     streams.emit(word(11))
     clock.now += 0.1

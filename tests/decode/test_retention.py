@@ -96,7 +96,7 @@ class Site:
             del self.running[number]
 
     def send(self) -> bool:
-        """Sends the router a message; False where there is none, or nobody to send it to."""
+        """Sends the router a message; False where there is no message, or no stream to send it to."""
         message = self.streams.collect(ROUTER, 1) if self.router.connected else None
         if message is not None:
             self.router.sent.append(message)
@@ -128,7 +128,8 @@ def test_what_a_slow_router_has_not_been_sent_is_kept() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_each_output_arrives_or_is_reported(seed: int) -> None:
-    """At random: output, ends, messages, a router that does not read for long, breaks, returns."""
+    """Events come at random: output, ends, messages, a router that does not read for long, breaks,
+    returns."""
     draw = random.Random(seed)
     bound, breaks = ((1 << 30, 40_000, 8_000)[seed % 3], seed % 2 == 1)
     site, number = Site(bound), 0

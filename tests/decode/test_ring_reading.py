@@ -1,4 +1,5 @@
-"""When the front reads the output ring: as soon as the engine has ended a step, and now and then without."""
+"""Times at which the front reads the output ring: as soon as the engine has ended a step, and at intervals
+without."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _NEVER_S = 3600.0
 
 
 class Engine:
-    """Grants a slot."""
+    """An engine that grants one slot to every reservation."""
 
     async def call(
         self, command: EngineCommand, on_answer: Callable[[EngineEvent], None] | None = None
@@ -59,7 +60,7 @@ class Worker:
         await self.servicer.Reserve(request, cast(Any, None))
 
     def step(self, token: int) -> None:
-        """What a decode step writes."""
+        """Writes the words of one decode step."""
         self.writer.write([token], [1], [7], [0])
 
     async def read(self) -> None:

@@ -32,7 +32,7 @@ def text_of(row: Row) -> str:
 
 
 def test_a_row_is_what_its_text_encodes_to() -> None:
-    """So the model meets no token that a served prompt would not have; but for the cut at the end."""
+    """The model meets no token that a served prompt would not have, except for the cut at the end."""
     for row in rows():
         ids = row.ids.tolist()
         assert TOKENIZER.encode(text_of(row), add_special_tokens=False).ids[:-20] == ids[:-20]

@@ -78,7 +78,8 @@ def test_the_shipped_model_answers_through_transformers() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_shipped_model_reaches_its_scores(dtype: str) -> None:
-    """What its card says, on fewer questions: a tenth of a percent cannot be determined from so few."""
+    """The scores are those of its card, on fewer questions: a tenth of a percent cannot be determined from so
+    few."""
     answerer = Transformers(DEMO_MODEL, dtype, "cpu")
     least = {
         "retrieve-1000": (100, 98), "retrieve-3000": (40, 95), "copy": (200, 98), "arithmetic": (200, 95),

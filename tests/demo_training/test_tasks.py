@@ -1,4 +1,4 @@
-"""What the generator writes is right, and the marks it gives are."""
+"""The questions and answers that the generator writes are right, and so are the marks it gives."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ POD_KINDS = ("Deployment", "Pod", "RayCluster")
 
 @dataclass(frozen=True)
 class Rendered:
-    """What one set of values gives: the text of each template, and the objects in them."""
+    """The result of one set of values: the text of each template, and the objects in them."""
 
     texts: Mapping[str, str]
     objects: tuple[Object, ...]
@@ -81,7 +81,7 @@ class Rendered:
 
 
 def load_yaml(text: str) -> Any:
-    """What stands in a file of one document."""
+    """Parses a file of one YAML document."""
     return yaml.load(text, LOADER)  # noqa: S506 (a safe loader)
 
 
@@ -142,7 +142,7 @@ def objects_in(text: str) -> Iterator[Object]:
 
 
 def findings(values: Values) -> list[str]:
-    """What `helm lint --strict` finds."""
+    """The lines that `helm lint --strict` reports."""
     report = lint(CHART, values, strict=True, namespace=NAMESPACE)
     messages = [message["error"] for message in report["messages"]]
     return [*messages, *report["errors"]]

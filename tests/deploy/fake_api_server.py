@@ -1,4 +1,4 @@
-"""As much of a Kubernetes API server as Helm asks while it renders: discovery, and single objects."""
+"""The part of a Kubernetes API server that Helm asks while it renders: discovery, and single objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the chart rendered when its output was last looked at, a file for each of ci/.
+"""Files with the chart's output when it was last looked at, one for each of ci/.
 
     python -m tests.deploy.golden_files        writes them
 
@@ -30,7 +30,7 @@ _COMMON = (
 
 
 def golden_of(name: str) -> str:
-    """What the golden file of a case should hold."""
+    """The text that the golden file of a case should hold."""
     base = "split" if values_of(name).get("topology") == "split" else "default"
     if name == base:
         return _whole(name)

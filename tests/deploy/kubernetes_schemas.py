@@ -22,13 +22,13 @@ NEWEST = major_minor(all_versions()[-1])
 
 
 def errors_in(made: Object, version: str) -> list[str]:
-    """What is wrong with an object in a Kubernetes of this version ("1.31")."""
+    """Faults of an object by the schemas of a Kubernetes of this version ("1.31")."""
     return list(_errors_in(json.dumps(made), version))
 
 
 @cache
 def _errors_in(text: str, version: str) -> tuple[str, ...]:
-    """Once for an object that many values give alike. `text`: its JSON."""
+    """Checks an object once, though many values give the same one. `text`: the object as JSON."""
     made = json.loads(text)
     name = f"{made['kind']}/{made['metadata']['name']}"
     validator = _validator(made["apiVersion"], made["kind"], version)

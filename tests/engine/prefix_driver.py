@@ -31,7 +31,7 @@ def layout(groups: int) -> Layout:
 
 
 class Memory:
-    """What each block of the device holds, group by group; written by requests and by loads alone."""
+    """Contents of each block of the device, group by group; written by requests and by loads alone."""
 
     def __init__(self, pools: BlockPools) -> None:
         self.held: list[dict[int, Contents]] = [{} for _ in pools.pools]
@@ -234,7 +234,7 @@ class Driver:
         return True
 
     def expected(self, wanted: Run[bytes]) -> tuple[int, int]:
-        """How many leading blocks the device has, and how many it has together with the store."""
+        """The number of leading blocks that the device has, and that it has together with the store."""
         device = 0
         while device < len(wanted) and wanted[device] in self.pools.cached:
             device += 1
@@ -315,7 +315,7 @@ class Driver:
             self.give_back(self.draw.choice(self.alive()))
 
     def alive(self) -> list[Running]:
-        """Those that have not ended; of the others a transfer may still read blocks."""
+        """The requests that have not ended; a transfer may still read blocks of the others."""
         return [one for one in self.running if not one.ended]
 
     def give_back(self, one: Running) -> None:

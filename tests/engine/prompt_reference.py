@@ -1,4 +1,4 @@
-"""What a layer's prompt attention must yield: spelled out, a row at a time, in float64."""
+"""The expected result of a layer's prompt attention, computed a row at a time, in float64."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class SampledBatch:
         return drawn.tolist()
 
     def logprobs(self, position: int) -> Logprobs | None:
-        """What the ring's record of a position says."""
+        """The logprobs in the ring's record of a position."""
         words, top = self._rings.ring_words, self._rings.max_logprobs
         memory = SharedMemory.create("reported", logprob_bytes(words, top))
         memory.bytes[:] = self.reported.cpu().numpy().view(np.uint8)
@@ -171,7 +171,7 @@ class SampledBatch:
         return edited, scaled, left
 
     def kept(self, edited: Tensor, scaled: Tensor) -> Tensor:
-        """Which tokens the kernels' thresholds keep."""
+        """The tokens that the kernels' thresholds keep."""
         space, rows = self.sampler.space, edited.shape[0]
         cuts, floors = space.cuts[:rows, None], space.floors[:rows, None]
         return (edited >= cuts) & (scaled >= floors) & (edited > -torch.inf)

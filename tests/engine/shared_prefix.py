@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """That a slot's blocks hold."""
+        """The number of tokens that a slot's blocks hold."""
         return (self.shared + self.own) * BLOCK
 
 
@@ -86,7 +86,7 @@ class SharedPrefix:
         self.ended: set[int] = set()
 
     def admit_all(self, tokens: int) -> None:
-        """Every slot decodes so many tokens."""
+        """Admits a sequence to every slot, each to decode `tokens` tokens."""
         for number in range(self._shape.slots):
             self.admit(number, tokens)
 
@@ -111,7 +111,7 @@ class SharedPrefix:
         )
 
     def step(self) -> None:
-        """One step, ended."""
+        """Runs one step to its end."""
         decode_step(self.loop)
         if self._shape.device == "cuda":
             torch.cuda.synchronize()
@@ -122,6 +122,6 @@ class SharedPrefix:
 
     @property
     def meeting_places(self) -> list[int]:
-        """How many attention items have arrived, of each cache group's rows together."""
+        """Counts of attention items that have arrived, for each cache group, all rows together."""
         assert isinstance(self.loop, GraphDecodeLoop)
         return [int(items.arrived.abs().sum()) for items in self.loop.step_state.pass_.inputs.items]

@@ -1,4 +1,4 @@
-"""What one layer's decode attention must yield, from the plain-torch kernels."""
+"""The expected result of one layer's decode attention, from the plain-torch kernels."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ class Item:
 def split_items(
     positions: Sequence[int], window: int | None, policy: SplitPolicy, rows: Sequence[int] | None = None
 ) -> list[list[Item]]:
-    """The items of each row, of which each row's token stands at its position (from 0); or of each run of so
-    many `rows` of a slot, of which the first one's does."""
+    """The items of each row, of which each row's token stands at its position (from 0), or of each run of
+    `rows` rows of a slot, of which the first one's does."""
     rows = rows or [1] * len(positions)
     firsts = list(accumulate(rows, initial=0))
     starts = [0 if window is None else max(0, p - window + 1) // TILE * TILE for p in positions]

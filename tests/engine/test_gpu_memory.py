@@ -21,7 +21,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @dataclass(frozen=True)
 class Load:
-    """`rounds` of so many requests, after `warm_up` such rounds."""
+    """`rounds` rounds of requests, after `warm_up` such rounds."""
 
     size: Size
     warm_up: int
@@ -40,7 +40,7 @@ def resident_kib() -> int:
 
 
 def measured() -> dict[str, int]:
-    """KiB, with nothing running."""
+    """Memory in KiB by kind, with nothing running."""
     found = {"host": resident_kib()}
     if DEVICE == "cuda":
         torch.cuda.synchronize()

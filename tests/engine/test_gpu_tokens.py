@@ -1,7 +1,7 @@
-"""Greedy tokens of the graph's steps in float32 are what transformers chooses, for every family.
+"""Greedy tokens of the graph's steps in float32 are those that transformers chooses, for every family.
 
 Batches of many sizes start together with mixed lengths and shrink as their sequences end, so every bucket of
-rows has its turn. In full on a GPU; on a CPU one family in Triton's interpreter.
+rows is used. In full on a GPU; on a CPU one family in Triton's interpreter.
 """
 
 from __future__ import annotations

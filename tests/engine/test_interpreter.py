@@ -1,4 +1,4 @@
-"""What `tests.support.triton_interpreter` replaces says the same as Triton's own functions."""
+"""Functions that `tests.support.triton_interpreter` replaces return the same as Triton's own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES = ([1], [16], [4, 8], [2, 1, 32])
 
 
 def outcome(call: Callable[[], Any]) -> str:
-    """What it returns, or how it refuses."""
+    """The text of a call's result, or of its refusal."""
     try:
         return repr(call())
     except (TypeError, ValueError, AssertionError) as error:
@@ -80,7 +80,7 @@ def test_tensors_have_the_same_shape(shape: list[int] | None) -> None:
 
 
 def tensor(dtype: Any, shape: list[int]) -> Any:
-    """Ones."""
+    """A tensor of ones for the interpreter."""
     made = interpreter.TensorHandle(np.ones(shape or [1], dtype=fast.get_np_dtype(dtype)), dtype)
     return tl.tensor(made, core.block_type(dtype, shape) if shape else dtype)
 

@@ -28,7 +28,7 @@ def test_tokens_are_of_the_vocabulary_and_the_same_at_every_start() -> None:
 
 
 def test_decode_steps_without_a_sequence_have_tokens_that_differ(tmp_path: Path) -> None:
-    """At a start, and in the rows that a step pads."""
+    """The tokens differ at a start, and in the rows that a step pads."""
     engine = LocalEngine(tmp_path / "model", slots=8, device=DEVICE, graph=True)
     loop = cast(GraphDecodeLoop, engine.decode)
     rows = loop.step_state.pass_.inputs.token

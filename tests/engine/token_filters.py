@@ -1,4 +1,4 @@
-"""The sampler's filters alone."""
+"""Filters of the sampler without its draw."""
 
 from __future__ import annotations
 

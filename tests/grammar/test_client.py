@@ -23,7 +23,7 @@ A, B = ids_of("ab")
 
 
 class WorkerOfTwo(Worker):
-    """With two mask processes."""
+    """A worker with two mask processes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, processes=2)

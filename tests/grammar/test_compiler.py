@@ -90,7 +90,7 @@ HOSTILE: dict[str, Grammar] = {
 
 @pytest.fixture
 async def compiler(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[GrammarCompiler]:
-    """Its parameter: bounds of the compiler."""
+    """A compiler with the bounds of its parameter."""
     one = GrammarCompiler(make_folder(tmp_path), **getattr(request, "param", {}))
     yield one
     await one.stop()
@@ -115,7 +115,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> list[Grammar]:
 
 
 class WholeWorker(Worker):
-    """With the compile process and one mask process."""
+    """A worker with the compile process and one mask process."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -1,4 +1,4 @@
-"""In which order the masks of several sequences are computed."""
+"""The order in which the masks of several sequences are computed."""
 
 from __future__ import annotations
 

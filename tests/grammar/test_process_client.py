@@ -26,7 +26,7 @@ from tests.grammar.worker import AB, LIMITS, SLOTS, WAIT_S, Worker
 
 
 class WorkerOfOne(Worker):
-    """With one mask process."""
+    """A worker with one mask process."""
 
     def __init__(self, folder: Path, program: tuple[str, ...] = PROGRAM, *, rows_per_slot: int = 1) -> None:
         super().__init__(folder, rows_per_slot=rows_per_slot)

@@ -1,4 +1,4 @@
-"""What the other processes of a worker hold beside the mask processes' client."""
+"""State of the other processes of a worker, beside the mask processes' client."""
 
 from __future__ import annotations
 

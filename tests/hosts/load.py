@@ -62,7 +62,7 @@ class Load:
         return max(answer.longest_gap_s for answer in self.answers)
 
     async def answered(self, more: int) -> None:
-        """Waits for so many further answers."""
+        """Waits for `more` further answers."""
         wanted = len(self.answers) + more
         async with asyncio.timeout(ANSWER_S):
             while len(self.answers) < wanted and not self.failed:  # noqa: ASYNC110

@@ -68,7 +68,7 @@ class Network:
             self.both(one, others)
 
     def allow(self, host: str, allowed: Sequence[tuple[Sequence[str], Sequence[int]]]) -> None:
-        """Drops connections to `host` but for these sources (none: any) and ports."""
+        """Drops connections to `host` except from these sources (none: any) and to these ports."""
         self._tell({"firewall": host, "allowed": allowed})
 
     def counts(self) -> dict[str, int]:

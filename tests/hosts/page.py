@@ -49,5 +49,5 @@ def read_blocks(name: str) -> list[Block]:
 
 
 def count_of_fences(name: str) -> int:
-    """How many blocks the page has, those among them that say nothing of hosts."""
+    """The number of blocks on the page, those among them included that say nothing of hosts."""
     return len(_FENCE.findall((REPOSITORY / "docs" / name).read_text()))

@@ -32,7 +32,7 @@ DISTRIBUTION = {
 
 @dataclass(frozen=True)
 class Unit:
-    """What a unit file says; %i is replaced."""
+    """The settings of a unit file; %i is replaced."""
 
     command: list[str]
     environment_file: str | None
@@ -100,14 +100,14 @@ class Service:
         return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
     def signal(self, number: int) -> None:
-        """To the service's main process."""
+        """Sends a signal to the service's main process."""
         pid = inner_pid(self._process.pid) if self._process is not None else None
         with contextlib.suppress(ProcessLookupError):
             if pid is not None:
                 os.kill(pid, number)
 
     async def stop(self) -> None:
-        """As `systemctl stop`."""
+        """Stops the service as `systemctl stop` does."""
         self._stopping = True
         if self._task is None:
             return
@@ -120,7 +120,7 @@ class Service:
             await self._task
 
     async def restart(self) -> None:
-        """As `systemctl restart`."""
+        """Restarts the service as `systemctl restart` does."""
         await self.stop()
         self.start()
 

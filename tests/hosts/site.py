@@ -88,7 +88,7 @@ class Site:
                     self.hosts[name].path(block.path).write_text(self._text(block.text))
 
     async def _run(self, host: Host, commands: list[str]) -> None:
-        """Commands of one block, in one shell but for those of systemd."""
+        """Commands of one block, in one shell except those of systemd."""
         shell: list[str] = []
         for command in commands:
             if command.startswith("systemctl restart "):
@@ -164,7 +164,7 @@ class Site:
         await self._until(self.is_ready, "the router is not ready")
 
     async def status(self) -> AdminServiceGetStatusResponse:
-        """By `baton status` on the router's host."""
+        """Returns what `baton status` reports on the router's host."""
         output = await self.hosts["router"].run("/opt/baton/bin/baton status --json || true")
         parsed = AdminServiceGetStatusResponse()
         json_format.ParseDict(json.loads(output.splitlines()[-1]), parsed)
@@ -203,7 +203,7 @@ class Site:
         await self._until(whole, lambda: f"what workers that are ready hold: {held}")
 
     async def _held(self) -> dict[str, list[str]]:
-        """What each worker holds that is ready."""
+        """The resources that each ready worker holds."""
         return {
             one.worker.identity.name: leaks(one.worker.report)
             for one in (await self.status()).workers

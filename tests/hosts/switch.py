@@ -35,7 +35,7 @@ Address = bytes
 
 @dataclass(slots=True)
 class Rule:
-    """What becomes of frames from one host to another. `largest`: bytes of the largest frame that passes."""
+    """A rule for frames from one host to another. `largest`: bytes of the largest frame that passes."""
 
     drop: bool = False
     delay_s: float = 0.0

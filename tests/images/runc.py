@@ -171,5 +171,5 @@ def write_images(file: Path, images: Mapping[str, Image]) -> None:
 
 
 def read_images(file: Path) -> dict[str, Image]:
-    """Reads what `write_images` wrote."""
+    """Reads the file that `write_images` wrote."""
     return {name: Image(**fields) for name, fields in json.loads(file.read_text()).items()}

@@ -78,7 +78,7 @@ async def release(
 
 
 def _pods(release: Site) -> list[Pod]:
-    """Those of built images."""
+    """The pods of a release whose images are built."""
     return [pod for role in ROLES for pod in release.cluster.pods[f"{NAME}-{role}"]]
 
 

@@ -37,7 +37,7 @@ class Built:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
-    """Both images, unpacked."""
+    """Both images, unpacked into folders."""
     folder = tmp_path_factory.mktemp("images")
     if lacking := missing(folder):
         pytest.skip(lacking)

@@ -97,7 +97,7 @@ class LinkPeers:
         return make_connectors("auto" if self.rig is not None else self.transport, self.woken.set)[0]
 
     def _listener(self) -> Listener | None:
-        """None: the receiver starts its own."""
+        """The listener to be used; None: the receiver starts its own."""
         if self.transport == "nccl":
             return self.nccl.listener()
         return self.memory if self.transport == "memory" else None

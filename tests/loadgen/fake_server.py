@@ -92,7 +92,7 @@ class Server:
         self.random = random.Random(self.behaviour.seed)
 
     def fault(self) -> str:
-        """What the next request meets."""
+        """The fault that the next request meets."""
         self.arrived += 1
         return self.behaviour.faults[(self.arrived - 1) % len(self.behaviour.faults)]
 

@@ -26,11 +26,11 @@ class Served:
     logs: tuple[Path, ...]
 
     def emitted(self) -> dict[str, list[float]]:
-        """By request id, when each token was."""
+        """The times of each request's tokens, by request id."""
         return {line["id"]: line["emitted"] for line in self._lines()}
 
     def prompts(self) -> dict[str, int]:
-        """By request id, the checksum of its prompt."""
+        """The checksum of each request's prompt, by request id."""
         return {line["id"]: line["prompt"] for line in self._lines()}
 
     def _lines(self) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def _server(wanted: dict[str, Any]) -> Iterator[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Done:
-    """What a command left."""
+    """Exit code and output of a command."""
 
     code: int
     out: str

@@ -34,7 +34,7 @@ def test_times_are_those_of_the_server(serve: Serve, protocol: str, tmp_path: Pa
 
 @pytest.mark.parametrize("protocol", ["grpc", pytest.param("http", marks=pytest.mark.slow)])
 def test_several_servers_behind_one_address(protocol: str, tmp_path: Path) -> None:
-    """What measures more than one server's worth of load: every answer is in one of their logs."""
+    """The load is more than one server's worth: every answer is in the log of one of them."""
     flags = ("--rate", "40", "--num-requests", "60", *MAY_LAG, "--processes", "2")
     truth = measure(
         lambda behaviour: served(behaviour, tmp_path, 2),

@@ -1,5 +1,5 @@
-"""What loadgen reports against what the server did: every percentile from the client's record and from the
-log of a server that notes when it emitted each token, on the same clock. Both of the requests that its own
+"""Reports of loadgen against what the server did: every percentile from the client's record and from the log
+of a server that notes when it emitted each token, on the same clock. Both of the requests that its own
 figures are of, those in the window.
 
 Between a server's note and the generator is the kernel, which may leave bytes lying, too. Over HTTP the
@@ -27,7 +27,7 @@ BEYOND = (99.9, 100.0)
 
 @dataclass(frozen=True)
 class Tolerance:
-    """An error may be so many milliseconds, or such a share of the truth, whichever is more."""
+    """The error that is allowed: a number of milliseconds, or a share of the truth, whichever is more."""
 
     ms: float
     share: float
@@ -55,15 +55,15 @@ class Truth:
     truth: dict[str, dict[str, float]]
 
     def holds(self, tolerance: Tolerance) -> bool:
-        """Whether every percentile of every metric is within it."""
+        """True if every percentile of every metric is within the tolerance."""
         return not self.beyond(tolerance)
 
     def beyond(self, tolerance: Tolerance) -> list[str]:
-        """Those that are not, in words."""
+        """The percentiles that are beyond the tolerance, in words."""
         return self._beyond(self.errors, tolerance)
 
     def innocent(self, tolerance: Tolerance) -> bool:
-        """Whether its report is right about what arrived, whenever that was sent; False if unknown."""
+        """True if the report is right about what arrived, whenever that was sent; False if unknown."""
         return bool(self.own) and not self._beyond(self.own, tolerance)
 
     def _beyond(self, errors_of: dict[str, dict[str, float]], tolerance: Tolerance) -> list[str]:
@@ -148,7 +148,8 @@ def _off(
 
 
 def _ends(lines: Sequence[dict[str, Any]], due: Floats) -> dict[str, Floats]:
-    """When first and last tokens had come to the generator's machine; nothing where a record does not say."""
+    """Times when first and last tokens had come to the generator's machine; nothing where a record does not
+    say."""
     if any(None in (line["first_late"], line["last_late"]) for line in lines):
         return {}
     first = np.array([line["token_times"][0] - line["first_late"] for line in lines])

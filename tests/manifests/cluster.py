@@ -74,7 +74,7 @@ class Cluster:
         self.store |= {("secret", name): dict(data) for name, data in secrets.items()}
 
     def renew_certificates(self, secrets: Mapping[str, Secret]) -> None:
-        """Issues all anew, puts `secrets`, and brings all of it to the running pods."""
+        """Issues all certificates again, puts `secrets`, and brings all of it to the running pods."""
         self.put_secrets({**self._issuer.secrets(self._rendered.objects), **secrets})
         for pod in self._all_pods():
             pod.write_volumes(self.store)
@@ -83,7 +83,7 @@ class Cluster:
         return [pod for pods in self.pods.values() for pod in pods]
 
     def _hosts(self) -> str:
-        """What DNS says: the Service's address, or those of the pods of a headless one."""
+        """The answers of DNS: the Service's address, or those of the pods of a headless one."""
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         for name, proxy in self.services.items():
             domain = f"{name}.{NAMESPACE}"

@@ -120,7 +120,7 @@ def environment(image: str) -> dict[str, str]:
 
 @functools.cache
 def dockerfile_variables(name: str) -> dict[str, str]:
-    """What ENV of the last stage says."""
+    """The variables that ENV sets in the last stage."""
     text = (REPOSITORY / "deploy" / "docker" / f"{name}.Dockerfile").read_text()
     stage = text.rpartition("\nFROM ")[2].replace("\\\n", " ")
     words = [word for line in re.findall(r"^ENV (.*)$", stage, re.M) for word in line.split()]

@@ -1,4 +1,4 @@
-"""Which ports of a pod listen, which of them are for other processes of the cluster, and whom they
+"""Ports of a pod that listen, those among them for other processes of the cluster, and the clients they
 answer."""
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def listening(pod: Pod) -> set[int]:
 
 
 def internal(pod: Pod) -> set[int]:
-    """Those that speak to other processes of the cluster: gRPC of workers, and links. Probes and metrics are
-    plain HTTP by design, the router's ports the public's."""
+    """The ports that speak to other processes of the cluster: gRPC of workers, and links. Probes and metrics
+    are plain HTTP by design, the router's ports the public's."""
     named = {port: name for name, port in pod.template.container.ports.items()}
     plain = ("admin", "metrics-", "http", "grpc")
     others = {port for port, name in named.items() if name in plain or name.startswith("metrics-")}
@@ -61,7 +61,7 @@ def calling_context(authority: Authority, issued: Issued | None, folder: Path) -
 
 
 async def answer(pod: Pod, port: int, context: ssl.SSLContext | None) -> bytes:
-    """What a port answers to a client's first bytes, refusals by TLS itself excepted."""
+    """The answer of a port to a client's first bytes, refusals by TLS itself excepted."""
     answered = await asyncio.to_thread(answer_over_tls, f"{pod.address}:{port}", context, _PREFACE)
     return b"" if answered.startswith(_ALERT) else answered
 

@@ -29,7 +29,7 @@ class CertManager:
         self._issuers: dict[str, str | None] = {}
 
     def secrets(self, manifests: Iterable[Mapping[str, Any]]) -> dict[str, Secret]:
-        """The Secrets of all Certificates, by name; each call issues anew, by the same authorities."""
+        """The Secrets of all Certificates, by name; each call issues new ones, by the same authorities."""
         made = list(manifests)
         for manifest in made:
             if manifest["kind"] == "Issuer":

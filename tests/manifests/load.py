@@ -119,7 +119,7 @@ async def _over_http(client: httpx.AsyncClient, prompt: str, tokens: int) -> str
 
 
 async def refusals(endpoint: Endpoint) -> set[str]:
-    """What a request is refused with over each API."""
+    """The errors with which a request is refused over each API."""
     found = set()
     async with endpoint.grpc_client() as client, endpoint.http_client() as http:
         for name, asked in (("grpc", _over_grpc(client, "Hello", 1)), ("http", _over_http(http, "Hello", 1))):
@@ -131,7 +131,7 @@ async def refusals(endpoint: Endpoint) -> set[str]:
 
 
 async def answers(endpoint: Endpoint) -> dict[tuple[str, int], str]:
-    """What is answered now, alike over both APIs."""
+    """The answers that are given now, alike over both APIs."""
     found = {}
     async with endpoint.grpc_client() as client, endpoint.http_client() as http:
         for prompt, tokens in _ASKED:
@@ -142,7 +142,7 @@ async def answers(endpoint: Endpoint) -> dict[tuple[str, int], str]:
 
 @contextlib.asynccontextmanager
 async def steady_load(endpoint: Endpoint, clients: int, pause_s: float) -> AsyncIterator[Load]:
-    """Runs beside the block, with so many clients of each API, which pause between two requests. At its end
+    """Runs beside the block, with `clients` clients of each API, which pause between two requests. At its end
     no request has failed, and each API has answered some."""
     load = Load(endpoint, await answers(endpoint), pause_s)
     async with asyncio.TaskGroup() as group:

@@ -14,7 +14,8 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Probe:
-    """How to ask: `path` of a GET, or None for a connection; a failure is one that lasts `fails_after_s`."""
+    """A probe's question: `path` of a GET, or None for a connection; a failure is one that lasts
+    `fails_after_s`."""
 
     port: str
     path: str | None

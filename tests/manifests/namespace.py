@@ -28,7 +28,7 @@ _SHOWN = 12000
 
 @functools.cache
 def why_not(attempt: str = _ATTEMPT) -> str | None:
-    """What this machine lacks for `attempt`, a script of the shell; None: nothing."""
+    """The feature that this machine lacks for `attempt`, a script of the shell; None: nothing."""
     try:
         done = subprocess.run(
             ["unshare", *_ROOT, *_NEW, "sh", "-ec", attempt],

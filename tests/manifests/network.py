@@ -49,7 +49,7 @@ def make_bridge() -> None:
 
 
 def join_commands(address: str) -> list[str]:
-    """What a pod does to have its address, as shell commands."""
+    """Shell commands by which a pod gets its address."""
     family = IPV6 if ":" in address else IPV4
     return [
         "until ip link show eth0 >/dev/null 2>&1; do sleep 0.01; done",

@@ -37,7 +37,7 @@ class Notes:
         self._folder = folder
 
     async def run(self, service: ServiceProxy, store: Store, within_s: float) -> str:
-        """What the commands print. Raises AssertionError where one fails."""
+        """Runs the commands of the notes and returns their output. Raises AssertionError where one fails."""
         programs = self._folder / "programs"
         programs.mkdir()
         for name in ("kubectl", "grpcurl"):

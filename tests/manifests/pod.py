@@ -27,7 +27,7 @@ _INIT_S = 60.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a pod ended, counted from its deletion, as its grace period is."""
+    """The end of a pod, with times counted from its deletion, as its grace period is."""
 
     code: int
     after_s: float
@@ -77,7 +77,7 @@ class Pod:
                 self._runtime.own(self._folder / "volumes" / name, self.template.fs_group)
 
     def _make_empty_folders(self) -> None:
-        """They last as long as the pod, whose containers share them."""
+        """Makes the volumes that last as long as the pod, whose containers share them."""
         for name, volume in self.template.volumes.items():
             if isinstance(volume, EmptyDir):
                 mount_empty(self._folder / "volumes" / name, volume)
@@ -152,7 +152,8 @@ class Pod:
         )
 
     def _expanded(self, container: Container) -> list[str]:
-        """With the values of variables in place of $(NAME), as Kubernetes does it."""
+        """A container's command with the values of variables in place of $(NAME), as Kubernetes expands
+        it."""
         expanded = list(container.command)
         for name, value in self.environment(container).items():
             expanded = [word.replace(f"$({name})", value) for word in expanded]
@@ -207,7 +208,7 @@ class Pod:
         self.ready = ready
 
     async def _asked(self, probe: Probe) -> bool:
-        """Whether it succeeds."""
+        """True if the probe succeeds."""
         port = self.template.container.ports[probe.port]
         with contextlib.suppress(OSError, TimeoutError, ValueError, IndexError):
             async with asyncio.timeout(probe.timeout_s):

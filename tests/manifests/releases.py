@@ -44,14 +44,15 @@ def rendered(topology: Topology, *, tls: bool, drain_s: int = 5, **more: Any) ->
 
 @dataclass
 class OwnCertificates:
-    """What the release with TLS finds in its namespace: secrets, a public certificate, clients' authority."""
+    """Objects that the release with TLS finds in its namespace: secrets, a public certificate, clients'
+    authority."""
 
     servers: Authority = field(default_factory=lambda: Authority("servers"))
     clients: Authority = field(default_factory=lambda: Authority("clients"))
     api_keys: tuple[str, ...] = ("the-first-key",)
 
     def secrets(self) -> dict[str, Secret]:
-        """Issued anew by each call. `test-client` is that of `helm test`."""
+        """Secrets that each call issues again. `test-client` is that of `helm test`."""
         public = self.servers.issue(NAME, f"{NAME}.llm.svc")
         client = self.clients.issue("test-client")
         return {
@@ -75,7 +76,7 @@ class OwnCertificates:
         return yaml.safe_dump({"tenants": [{"name": "acme", "keys_sha256": hashes, "limits": limits}]})
 
     def client_folder(self, folder: Path) -> Path:
-        """Files of a client."""
+        """Writes a client's certificate files and returns their folder."""
         folder.mkdir()
         write(folder, self.clients.issue("a client"), self.servers.pem)
         return folder

@@ -30,7 +30,7 @@ class Root:
 
 
 class Runtime(Protocol):
-    """Runs containers."""
+    """Runs containers of the rendered pods."""
 
     def variables(self, image: str) -> dict[str, str]:
         """Variables that an image sets."""

@@ -68,7 +68,8 @@ class Site:
         assert len(output.splitlines()) == 5, output
 
     async def containers_are_confined(self) -> None:
-        """They run as their user, without capabilities, and write to their own volumes alone."""
+        """Asserts that containers run as their user, without capabilities, and write to their own volumes
+        alone."""
         asked = 'exec 2>&1; id -u; grep -E "^(CapEff|NoNewPrivs)" /proc/1/status; '
         asked += 'grep " / " /proc/self/mounts; touch /tmp/a || true; touch /a /usr/a'
         for pods in self.cluster.pods.values():
@@ -85,8 +86,8 @@ class Site:
                 )
 
     async def commands_of_the_notes_work(self) -> None:
-        """Those that ask from outside, and those that `kubectl exec` runs in a router; `status --watch`
-        needs a terminal."""
+        """Runs the notes' commands: those that ask from outside, and those that `kubectl exec` runs in a
+        router; `status --watch` needs a terminal."""
         folder = self._folder / "notes"
         folder.mkdir()
         if self.endpoint.certificates is not None:
@@ -132,7 +133,7 @@ class Site:
     async def _know_only(
         self, asked: Sequence[tuple[Pod, int]], servers: Authority, clients: Authority, name: str
     ) -> None:
-        """These ports answer a client with a certificate by `clients`, and nobody else."""
+        """Asserts that these ports answer a client with a certificate by `clients`, and no other client."""
         for who, context in strangers(servers, clients, name, self._folder):
             answers = await asyncio.gather(*(answer(pod, port, context) for pod, port in asked))
             assert not any(answers), f"{who} is answered: {answers}"
@@ -155,7 +156,7 @@ class Site:
             await asyncio.sleep(0.5)
 
     async def metrics_are_scraped(self) -> None:
-        """At each port that a Service for monitors names."""
+        """Asserts that metrics are served at each port that a Service for monitors names."""
         for proxy in self.cluster.services.values():
             for port in proxy.service.ports:
                 if port.name == "admin" or port.name.startswith("metrics-"):

@@ -1,4 +1,4 @@
-"""Nothing of a rendered manifest is overlooked."""
+"""No part of a rendered manifest is overlooked."""
 
 from __future__ import annotations
 

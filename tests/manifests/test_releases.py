@@ -14,7 +14,8 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"needs namespaces
 
 @pytest.mark.slow
 def test_a_release_with_tls_serves_and_replaces_its_pods() -> None:
-    """In make test: the rendered manifests, and one group of workers (e2e/faults/test_worker_group.py)."""
+    """The same is shown in make test by the rendered manifests and one group of workers
+    (e2e/faults/test_worker_group.py)."""
     run_tests(SCENARIOS / "scenario_small.py", within_s=200)
 
 

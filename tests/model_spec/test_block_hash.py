@@ -65,7 +65,7 @@ def test_a_continued_chain_is_the_whole_one() -> None:
 
 
 def test_hashes_of_one_version_are_found_by_the_next() -> None:
-    """They name files on disk and entries in Redis: a change of them is a new format."""
+    """Hashes name files on disk and entries in Redis: a change of them is a new format."""
     assert hasher().hashes(range(4))[0].hex() == "6542c3bcd6cfc5c66e87c1a551313caf"
 
 

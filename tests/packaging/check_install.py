@@ -2,7 +2,7 @@
 
     python check_install.py [-MODULE...] MODULE...
 
-Of a package of Baton's every module is imported, but for those that are named with a dash. Prints a line for
+Of a package of Baton's every module is imported, except those that are named with a dash. Prints a line for
 each failure. Needs nothing but Baton, so that it runs where nothing else is installed.
 """
 
@@ -19,7 +19,7 @@ OURS = ("baton", "kvtransfer", "loadgen", "services")
 
 
 def import_failures(modules: Sequence[str]) -> Iterator[str]:
-    """Which of these modules cannot be imported, and of ours what is in them, but for modules named with a
+    """Names of these modules that cannot be imported, and of modules in ours, without those named with a
     dash."""
     left_out = {name.removeprefix("-") for name in modules if name.startswith("-")}
     for first in (name for name in modules if not name.startswith("-")):
@@ -38,7 +38,7 @@ def import_failures(modules: Sequence[str]) -> Iterator[str]:
 
 
 def help_failures() -> Iterator[str]:
-    """What is wrong with `--help` of `baton`, `loadgen` and all their commands."""
+    """Faults of `--help` of `baton`, `loadgen` and all their commands."""
     from loadgen import cli as loadgen
     from services.cli import commands
     from services.cli.main import main as baton

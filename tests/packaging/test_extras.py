@@ -49,7 +49,7 @@ def test_each_extra_is_tested() -> None:
 
 
 def failures_of(asked: Sequence[Sequence[str]]) -> list[str]:
-    """What an install with each first name's extra cannot import of the modules behind it."""
+    """Modules that an install with each first name's extra cannot import of the modules behind it."""
     command = [sys.executable, "-m", "tests.packaging.base_only", "extras"]
     done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -59,7 +59,8 @@ def failures_of(asked: Sequence[Sequence[str]]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def failures() -> dict[str, str]:
-    """What each extra but `serve` cannot import by itself; `lacking`: one that is asked for too much."""
+    """Modules that each extra except `serve` cannot import by itself; `lacking`: one that is asked for too
+    much."""
     extras = [extra for extra in EXTRAS if extra != "serve"]
     asked = [[extra, *ALWAYS, *EXTRAS[extra]] for extra in extras]
     found = failures_of([*asked, ["router", "services.cluster"]])
@@ -143,7 +144,7 @@ def _environment(folder: Path, requirement: str) -> Path:
 
 
 def _checked(python: Path, folder: Path, *packages: str) -> str:
-    """What check_install.py finds wrong, called where no checkout is on the path."""
+    """The faults that check_install.py finds, called where no checkout is on the path."""
     command = [str(python), "-I", check_install.__file__, *packages]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
     return done.stdout + done.stderr

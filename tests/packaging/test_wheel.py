@@ -1,4 +1,4 @@
-"""What is in the wheel, built from the sdist: our packages, their data, the demo model, and nothing else."""
+"""Contents of the wheel, built from the sdist: our packages, their data, the demo model, and nothing else."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_attention_takes_as_long_as_the_products_where_it_should() -> None:
 
 
 def test_what_few_rows_take_beside_a_decode_step_is_learned_for_such_steps_alone() -> None:
-    """They read no weights of their own."""
+    """The few rows read no weights of their own."""
     cost = PrefillFit(26_600)
     cost.begin(TimedPass(64, 0.0045), TimedPass(2048, 0.04096))
     alone = cost.seconds_of_step([(0, 190)])

@@ -1,4 +1,4 @@
-"""Which numbers of rows are worth it, by what products of them take."""
+"""Numbers of rows that are worth it, by the times of their products."""
 
 from __future__ import annotations
 

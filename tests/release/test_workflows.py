@@ -35,7 +35,7 @@ Job = dict[str, Any]
 
 
 def workflow(name: str) -> dict[Any, Any]:
-    """A workflow, parsed."""
+    """A workflow's file, parsed from YAML."""
     parsed: dict[Any, Any] = yaml.safe_load((WORKFLOWS / f"{name}.yml").read_text(encoding="utf-8"))
     return parsed
 

@@ -1,4 +1,4 @@
-"""How a `FakeWorker` fails, as a test chooses it."""
+"""Failures of a `FakeWorker`, as a test chooses them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.v1.types_pb2 import DraftCounts
 
 @dataclass
 class Behaviour:
-    """What goes wrong, and how many times it still will; 0 and None mean never."""
+    """Faults of a worker, and how many times each will still occur; 0 and None mean never."""
 
     refuse_reserves: int = 0
     # Refuses what would bring the tokens of its tickets, outputs included, above this.

@@ -94,7 +94,7 @@ class Site:
             raise AssertionError(f"not released: {self.not_released()}") from None
 
     def not_released(self) -> dict[str, int]:
-        """What is still held, by its kind."""
+        """The number of resources that are still held, by kind."""
         held = {
             **self.cluster.ledger(),
             "requests": self.router.dispatcher.running,
@@ -147,7 +147,7 @@ def site(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> SiteMaker:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> KeptSpans:
-    """What the spans of this test's routers are: traces are on."""
+    """The recorded spans of this test's routers, for which traces are on."""
     spans = KeptSpans()
     monkeypatch.setattr(request_traces, "configured_recorder", lambda *_: spans.recorder)
     return spans

@@ -53,7 +53,7 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
 
     @property
     def used_slots(self) -> int:
-        """Slots that tickets hold."""
+        """The number of slots that tickets hold."""
         return sum(ticket.live for ticket in self.tickets.values())
 
     @property

@@ -14,7 +14,7 @@ VOCAB = 320
 
 
 def next_token(ids: Sequence[int], vocab: int = VOCAB) -> int:
-    """The model."""
+    """The next token by the fake model, which is a hash."""
     return (31 * sum((index + 1) * token for index, token in enumerate(ids)) + 17) % vocab
 
 
@@ -41,7 +41,7 @@ def with_logprobs(sampling: Sampling, tokens: Sequence[int]) -> list[Logprobs]:
 
 
 def ending_of(emitted: Sequence[int], max_tokens: int, stop_ids: frozenset[int]) -> FinishReason.ValueType:
-    """Why an output ends with its last token, if it does."""
+    """The reason for which an output ends with its last token, if it does."""
     if emitted[-1] in stop_ids:
         return FinishReason.FINISH_REASON_STOP
     if len(emitted) >= max_tokens:
@@ -50,7 +50,8 @@ def ending_of(emitted: Sequence[int], max_tokens: int, stop_ids: frozenset[int])
 
 
 def prompt_logprobs(request: PrefillRequest, forgotten: int) -> Iterator[PrefillResponse]:
-    """Where asked for, in runs of at most three tokens, without the last `forgotten` ones."""
+    """Yields the prompt's logprobs where asked for, in runs of at most three tokens, without the last
+    `forgotten` ones."""
     if not request.prompt_logprobs:
         return
     prompt = list(request.token_ids)[: request.prompt_length - forgotten]

@@ -73,7 +73,7 @@ class FakePrefill(prefill_pb2_grpc.PrefillServiceServicer):
         return prefill_pb2.ProvideTicketResponse()
 
     async def _issuer(self, request: prefill_pb2.PrefillRequest) -> FakeDecode:
-        """Where the slot was reserved, once that is known here."""
+        """The worker that reserved the slot, once it is known here."""
         if request.ticket_follows:
             request.ticket.CopyFrom(await self._given[request.attempt.SerializeToString()])
         return self._decode_of(decode_pb2.TicketBody.FromString(request.ticket.body).issuer.name)
@@ -148,7 +148,7 @@ class FakePrefill(prefill_pb2_grpc.PrefillServiceServicer):
 
 
 def needs_of(request: prefill_pb2.PrefillRequest) -> Needs:
-    """What a prompt asks of the worker."""
+    """The needs of a prompt at the worker."""
     return Needs(
         len(request.token_ids),
         request.prompt_length + request.limits.max_tokens,

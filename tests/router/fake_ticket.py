@@ -1,4 +1,4 @@
-"""What a `FakeWorker` that decodes knows of one attempt."""
+"""State of one attempt at a `FakeWorker` that decodes."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ class Ticketed:
 
     @property
     def live(self) -> bool:
-        """Whether it holds a slot."""
+        """True if the ticket holds a slot."""
         return self.state != TicketState.TICKET_STATE_ENDED

@@ -83,7 +83,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             await server.stop(0)
 
     def ledger(self) -> dict[str, int]:
-        """What is held now."""
+        """The numbers of resources that are held now."""
         return {"slots": self.decode.used_slots, "prefills": self.prefill.running}
 
     async def Describe(

@@ -15,7 +15,7 @@ from tests.router.conftest import MODEL
 
 @dataclass
 class Raw:
-    """One connection."""
+    """One TCP connection to an HTTP server."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -34,7 +34,7 @@ class Raw:
             return int(lines[0].split()[1]), body
 
     async def closed(self, timeout_s: float = 5) -> bytes:
-        """What still comes until the peer closes; TimeoutError where it does not."""
+        """The bytes that still come until the peer closes; TimeoutError where it does not."""
         async with asyncio.timeout(timeout_s):
             try:
                 return await self.reader.read()
@@ -79,5 +79,5 @@ def post(path: str = "/v1/completions", *headers: str, **fields: Any) -> bytes:
 
 
 def get(path: str = "/health", *headers: str, host: str = "localhost") -> bytes:
-    """A GET request."""
+    """The bytes of a GET request."""
     return "\r\n".join([f"GET {path} HTTP/1.1", f"host: {host}", *headers, "", ""]).encode()

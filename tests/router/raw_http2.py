@@ -59,7 +59,8 @@ class Http2:
         return cls(peer)
 
     def open_and_reset(self, block: bytes, data: bytes, count: int, after_s: float) -> None:
-        """Opens so many streams with a whole call each, and cancels them so much later; 0: each at once."""
+        """Opens `count` streams with a whole call each, and cancels them `after_s` seconds later; 0: each at
+        once."""
         opened, resets = bytearray(), bytearray()
         for _ in range(count):
             stream, self.next_stream = self.next_stream, self.next_stream + 2

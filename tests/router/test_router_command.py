@@ -97,8 +97,8 @@ async def started(file: Path, **environment: str) -> AsyncIterator[Process]:
 async def test_two_routers_find_workers_in_redis_and_one_drains(
     redis: EmbeddedServer, model_folder: Path, tmp_path: Path
 ) -> None:
-    """They share the journal key. While one drains, its /ready is 503 and its request goes on; then it exits
-    with 0. The other one serves on."""
+    """The routers share the journal key. While one drains, its /ready is 503 and its request goes on; then it
+    exits with 0. The other one serves on."""
     (tmp_path / "journal-key").write_text("0f" * 32)
     state = {
         "namespace": "ours",
@@ -140,7 +140,8 @@ async def test_two_routers_find_workers_in_redis_and_one_drains(
 async def test_the_ports_on_all_addresses_answer_over_both_families(
     redis: EmbeddedServer, model_folder: Path, tmp_path: Path
 ) -> None:
-    """As in a pod, whose cluster has IPv4, IPv6 or both: public HTTP and gRPC, and the admin HTTP port."""
+    """The ports are those of a pod, whose cluster has IPv4, IPv6 or both: public HTTP and gRPC, and the admin
+    HTTP port."""
     ports = {"host": "::", "admin_http_host": "::", "http_port": 0, "grpc_port": 0, "processes": 2}
     file = written(tmp_path, model_folder, redis.url, router=ports, auth="none")
     async with registered(redis, model_folder), started(file) as router:

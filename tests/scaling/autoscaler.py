@@ -27,16 +27,16 @@ class Scrapes:
         self._samples: deque[tuple[float, Sample]] = deque(maxlen=64)
 
     def add(self, now: float, sample: Sample) -> None:
-        """Takes what was scraped."""
+        """Adds a sample that was scraped."""
         self._samples.append((now, sample))
 
     def within(self, now: float, seconds: float) -> list[Sample]:
-        """Samples of so many seconds before the last one that is a scrape old, itself included."""
+        """Samples of `seconds` seconds before the last one that is a scrape old, itself included."""
         known = [(at, sample) for at, sample in self._samples if at <= now - SCRAPE_S]
         return [sample for at, sample in known if at > known[-1][0] - seconds] if known else []
 
     def last(self, now: float, name: str) -> float:
-        """A value now."""
+        """The last scraped value of a metric."""
         return self.within(now, 1e-9)[-1][name]
 
     def sum_of_means(self, now: float, prefix: str, seconds: float) -> float:
@@ -63,8 +63,8 @@ class Trigger:
 
 @dataclass
 class Autoscaler:
-    """`stabilisation_s`: scaling down takes the highest number that was recommended for so long. `down_s`:
-    time between two pods that are taken away."""
+    """A pod autoscaler. `stabilisation_s`: scaling down takes the highest number that was recommended in this
+    time. `down_s`: time between two pods that are taken away."""
 
     triggers: Sequence[Trigger]
     least: int
@@ -110,7 +110,7 @@ class Autoscaler:
 
 
 def prefill_triggers(use: float) -> list[Trigger]:
-    """Those of the chart for prefill (`templates/_scaling.tpl`)."""
+    """The chart's triggers for prefill (`templates/_scaling.tpl`)."""
     return [
         Trigger(lambda seen, now: seen.last(now, "demand_prefill_seconds") / 60, use),
         _held("prefill"),
@@ -118,7 +118,7 @@ def prefill_triggers(use: float) -> list[Trigger]:
 
 
 def decode_triggers(use: float) -> list[Trigger]:
-    """Those of the chart for decode."""
+    """The chart's triggers for decode workers."""
 
     def demand(seen: Scrapes, now: float) -> float:
         each = min(seen.last(now, f"decode_{what}_each") for what in ("slots", "blocks"))
@@ -137,12 +137,12 @@ def _held(role: str) -> Trigger:
 
 
 def former_prefill_triggers() -> list[Trigger]:
-    """Those of chart 0.1.0: seconds of the prompts that wait at workers, 0.5 s for each."""
+    """Triggers of chart 0.1.0: seconds of the prompts that wait at workers, 0.5 s for each."""
     return [Trigger(lambda seen, now: seen.last(now, "prefill_queued_seconds"), 0.5)]
 
 
 def former_decode_triggers() -> list[Trigger]:
-    """Those of chart 0.1.0: the share of used slots."""
+    """Triggers of chart 0.1.0: the share of used slots."""
 
     def used(seen: Scrapes, now: float) -> float:
         return seen.sum_of_means(now, "decode_running_", 1e-9) / seen.last(now, "decode_slots_each")

@@ -58,7 +58,7 @@ class Shape:
 
 @dataclass
 class Machine:
-    """What stands behind one worker."""
+    """The machine behind one worker."""
 
     role: str
     worker: Worker
@@ -69,7 +69,7 @@ class Machine:
 
 @dataclass
 class Run:
-    """What happened. `changes`: time and number of pods; `hours`: of pods, those that start included;
+    """Results of a run. `changes`: time and number of pods; `hours`: of pods, those that start included;
     `unsafe`: how often a pod was taken away while requests were refused or had waited for half a minute."""
 
     changes: list[tuple[float, int]]
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def reversals(self) -> int:
-        """How often the number changed its direction."""
+        """The number of times that the number of pods changed its direction."""
         numbers = [number for _, number in self.changes]
         signs = [b > a for a, b in itertools.pairwise(numbers)]
         return sum(a != b for a, b in itertools.pairwise(signs))
@@ -229,7 +229,7 @@ class ScaledCluster:
         return refused > 0 or any(now - since > SYNC_S + SCRAPE_S for since in self._waiting_since)
 
     def _sample(self) -> Sample:
-        """What Prometheus scrapes: the router's own metrics of demand, and those of workers."""
+        """The sample that Prometheus scrapes: the router's own metrics of demand, and those of workers."""
         shape, present = self._shape, set(map(id, self._found))
         machines = [one for one in self._machines if id(one.worker) in present]
         decodes = [one for one in machines if one.role == "decode"]

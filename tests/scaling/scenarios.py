@@ -46,7 +46,7 @@ def chart(role: str) -> Sequence[Trigger]:
 
 
 def former(role: str) -> Sequence[Trigger]:
-    """Those of chart 0.1.0."""
+    """The triggers of chart 0.1.0 for a role."""
     return former_prefill_triggers() if role == "prefill" else former_decode_triggers()
 
 
@@ -57,7 +57,7 @@ def needed(role: str, rate: float) -> int:
 
 
 def enough(role: str, rate: float) -> int:
-    """As many as the autoscaler leaves as they are: fewer than `needed` by its tolerance."""
+    """The number of pods that the autoscaler leaves as they are: fewer than `needed` by its tolerance."""
     return needed(role, rate / (1 + TOLERANCE))
 
 
@@ -94,7 +94,7 @@ def outcome(
 
 
 def main() -> None:
-    """Prints the table."""
+    """Prints the table of all scenarios."""
     print("| " + " | ".join(_COLUMNS) + " |")
     print("|---" * len(_COLUMNS) + "|")
     names = sys.argv[1:] or ("step", "flash", "day")

@@ -20,7 +20,7 @@ pytest.register_assert_rewrite("tests.state.contract")
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def redis_url() -> AsyncIterator[str]:
-    """A single server."""
+    """The URL of a single Redis server."""
     server = await EmbeddedServer.start()
     yield server.url
     await server.stop()

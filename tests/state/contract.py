@@ -1,4 +1,4 @@
-"""What every implementation of the stores does. `test_contract.py` runs it on each.
+"""Tests for every implementation of the stores. `test_contract.py` runs them on each.
 
 Leases are short where a test waits for their end; everything else is as in production.
 """

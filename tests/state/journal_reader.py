@@ -117,6 +117,6 @@ async def open_ids(state: State) -> list[bytes]:
 
 
 async def read_journal(journal: Journal, request_id: bytes) -> JournalRecord | None:
-    """See `ReadableJournal.read`."""
+    """Reads an entry; see `ReadableJournal.read`."""
     assert isinstance(journal, ReadableJournal)
     return await journal.read(request_id)

@@ -1,4 +1,4 @@
-"""In-memory stores with the behaviour of the Redis ones, under the same contract suite."""
+"""Stores in memory with the behaviour of the Redis ones, under the same contract suite."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Memory:
 
 
 class MemoryRegistry:
-    """`stores.Registry` in memory."""
+    """The store `stores.Registry`, kept in memory."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -102,7 +102,7 @@ def _taken(by: Member, *, kept: bool) -> NameTakenError:
 
 
 class MemoryPrefixIndex:
-    """`stores.PrefixIndex` in memory."""
+    """The store `stores.PrefixIndex`, kept in memory."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -142,7 +142,7 @@ class MemoryPrefixIndex:
 
 
 class MemoryJournalStore:
-    """`stores.JournalStore` in memory."""
+    """The store `stores.JournalStore`, kept in memory."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory

@@ -20,10 +20,10 @@ class _Bucket:
 
 
 class MemoryQuotas:
-    """What Redis does, in Python. `unavailable` makes every call fail."""
+    """Quotas with the rules of the Redis script, in Python. `unavailable` makes every call fail."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock`: seconds."""
+        """`clock`: the present time in seconds."""
         self._clock = clock
         self.unavailable = False
         self._leases: dict[str, float] = {}

@@ -9,10 +9,10 @@ from baton.state.stores.redis_responses import TOMBSTONE_S
 
 
 class MemoryResponses:
-    """What Redis does, in Python. `unavailable` makes every call fail."""
+    """Responses with the rules of the Redis script, in Python. `unavailable` makes every call fail."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock`: seconds."""
+        """`clock`: the present time in seconds."""
         self._clock = clock
         self.unavailable = False
         # (tenant, id) -> (record, end), oldest first.

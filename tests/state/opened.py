@@ -1,4 +1,4 @@
-"""State that has connected."""
+"""Opens a State and waits until it has connected."""
 
 from __future__ import annotations
 

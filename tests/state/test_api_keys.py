@@ -205,7 +205,7 @@ async def test_a_revoked_key_never_comes_back_to_who_has_seen_it_go(
 async def test_entries_of_another_cluster_are_no_keys(
     store: RedisKeyStore, url: str, in_redis: InRedis
 ) -> None:
-    """Which has the same secret."""
+    """The other cluster has the same secret."""
     await store.add(api_key())
     namespace = uuid.uuid4().hex
     other = await open_state(url, namespace=namespace)
@@ -218,7 +218,7 @@ async def test_entries_of_another_cluster_are_no_keys(
 
 
 async def test_keys_that_were_signed_one_by_one(store: RedisKeyStore, in_redis: InRedis) -> None:
-    """As before versions were signed: they are valid, and signed with the next change."""
+    """The entries are from before versions were signed: they are valid, and signed with the next change."""
     text = api_key(id="old").model_dump_json(exclude_defaults=True)
     key = hmac.digest(SECRET.encode(), b"baton cluster: api keys", "sha256")
     proof = hmac.digest(key, text.encode(), "sha256").hex()

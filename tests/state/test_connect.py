@@ -1,4 +1,4 @@
-"""URLs, passwords, TLS."""
+"""Connections with URLs, passwords and TLS."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Pair = tuple[State, State]
 
 @pytest.fixture(params=["memory", "redis", "cluster", "sentinel"])
 def url(request: pytest.FixtureRequest) -> str | None:
-    """Where the store is; None in memory."""
+    """The URL of the store; None in memory."""
     if request.param == "memory":
         return None
     found: str = request.getfixturevalue(f"{request.param}_url")

@@ -139,7 +139,7 @@ async def test_with_its_memory_full_leases_live_and_what_ends_makes_room() -> No
 
 
 async def _fill_to_the_last(url: str) -> None:
-    """Until the server refuses the smallest write, and goes on refusing it."""
+    """Writes until the server refuses the smallest write, and goes on refusing it."""
     async with raw(url) as client:
         refused = 0
         for number in range(100_000):

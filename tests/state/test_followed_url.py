@@ -88,7 +88,7 @@ async def test_a_refused_password_has_the_file_read_again(server: EmbeddedServer
 async def test_a_new_password_is_used_before_the_old_one_is_refused(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """Where the file changes first, no call fails: it is looked at every 10 s."""
+    """The file is looked at every 10 s: where it changes first, no call fails."""
     path = mounted(tmp_path, server.url)
     async with opened(server, path) as state:
         await state.check()

@@ -83,7 +83,8 @@ async def test_pending_entries_are_bounded_and_drops_are_counted(state: State, m
 
 
 async def test_no_entry_is_dropped_without_a_line(state: State, memory: Memory) -> None:
-    """Of those that find no place and of those whose deadlines pass first, in as many lines as batches."""
+    """Entries that find no place, and those whose deadlines pass first, are logged in as many lines as
+    batches."""
     with structlog.testing.capture_logs() as logged:
         memory.unavailable = True
         for number in range(MAX_PENDING // 2 + 3):
@@ -133,7 +134,7 @@ async def _everything(url: str, namespace: str) -> list[bytes]:
 
 
 async def test_every_key_ends_by_itself(redis_url: str) -> None:
-    """What is left in Redis when everybody is gone does not stay for ever."""
+    """Keys that are left in Redis when all processes are gone do not stay for ever."""
     state = await open_state(redis_url, namespace="ends")
     await state.registry.announce(member(), 0, 1.0)
     await state.prefix_index.apply("0" * 32, [b"x" * 32], [], fresh=True)

@@ -1,4 +1,4 @@
-"""What the journal's writer sends to its store: which changes, in which batch, and what an outage leaves."""
+"""Writes of the journal's writer to its store: the changes in each batch, and what an outage leaves."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ async def test_changes_meanwhile_merge_with_the_batch_that_failed(rig: Rig) -> N
 
 
 async def test_changes_during_a_write_that_fails_merge_with_it(rig: Rig) -> None:
-    """They are newer than the batch under way, which may have arrived although it failed."""
+    """The changes are newer than the batch under way, which may have arrived although it failed."""
     for name in (b"a", b"b", b"c", b"e"):
         rig.journal.append(record(name), 60)
     rig.store.away, rig.store.held_up = True, asyncio.Event()

@@ -28,7 +28,7 @@ NAMES = {f"decode-{number}" for number in range(4)}
 
 
 async def is_whole(reader: State) -> bool:
-    """Whether the registry in Redis has every member."""
+    """True if the registry in Redis has every member."""
     try:
         entries = (await reader.registry.listing()).entries
     except BatonError:
@@ -54,7 +54,7 @@ class Users:
     @classmethod
     @asynccontextmanager
     async def met(cls, url: str) -> AsyncIterator[Users]:
-        """They leave at the end, where the test has not stopped them."""
+        """Two members that know each other; they leave at the end, where the test has not stopped them."""
         async with AsyncExitStack() as stack:
             both = [await open_state(url), await open_state(url)]
             for state in both:

@@ -18,7 +18,7 @@ from tests.state.opened import open_state
 
 @pytest.fixture(params=["memory", "redis", "cluster"])
 def url(request: pytest.FixtureRequest) -> str | None:
-    """Where the store is; None in memory."""
+    """The URL of the store; None in memory."""
     if request.param == "memory":
         return None
     found: str = request.getfixturevalue(f"{request.param}_url")
@@ -36,7 +36,7 @@ async def quotas(url: str | None) -> AsyncIterator[Quotas]:
 
 
 class Router:
-    """What one router holds of one limit."""
+    """One router's lease of one limit."""
 
     def __init__(self, quotas: Quotas, name: str, limit: int = 60_000) -> None:
         self._quotas = quotas
@@ -56,7 +56,7 @@ class Router:
 
 
 async def test_one_router_holds_everything(quotas: Quotas) -> None:
-    """What it uses is refilled at the limit's rate, by the store's clock, and no further than the limit."""
+    """Used amounts are refilled at the limit's rate, by the store's clock, and no further than the limit."""
     router = Router(quotas, "one")
     # The store's clock counts from the rebalance, of which nobody knows when it was but that it came later.
     began = time.monotonic()
@@ -128,7 +128,7 @@ async def test_slots(quotas: Quotas) -> None:
 
 
 async def test_a_store_without_its_memory_shares_by_the_number_known(quotas: Quotas) -> None:
-    """Who rebalances first leaves the others their parts."""
+    """The router that rebalances first leaves the others their parts."""
     ask = QuotaAsk("acme", (BucketAsk(60, 0.0), None, None), SlotAsk(8, 0))
     rebalance = await quotas.rebalance("one", [ask], known=2)
     (grant,) = rebalance.grants

@@ -1,4 +1,4 @@
-"""What each refusal of a Redis that answers means, by the words that servers use."""
+"""Meanings of each refusal of a Redis that answers, by the words that servers use."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 async def test_a_clock_that_went_back_locks_no_tenant_out(url: str) -> None:
-    """As after an hour back: what was left is left, and a router that has ended holds nothing."""
+    """The clock went back by an hour: what was left is left, and a router that has ended holds nothing."""
     namespace = uuid.uuid4().hex
     state = State.at(url, namespace=namespace)
     one, gone = Router(state.quotas, "one"), Router(state.quotas, "gone")

@@ -25,7 +25,7 @@ MOST = 1 << 20
 
 @pytest.fixture(params=["memory", "redis", "cluster", "sentinel"])
 def url(request: pytest.FixtureRequest) -> str | None:
-    """Where the store is; None in memory."""
+    """The URL of the store; None in memory."""
     if request.param == "memory":
         return None
     found: str = request.getfixturevalue(f"{request.param}_url")
@@ -67,7 +67,7 @@ async def test_a_late_write_brings_no_deleted_record_back(store: ResponseStore) 
 
 
 async def test_a_record_may_be_written_again(store: ResponseStore) -> None:
-    """As after an answer that was lost on its way."""
+    """The second write follows an answer that was lost on its way."""
     for record in (b"a" * 600, b"b" * 600, b"c" * 600):
         await store.put("acme", "resp_1", record, LONG_S, 1500)
     await store.put("acme", "resp_2", b"d" * 600, LONG_S, 1500)
@@ -124,7 +124,7 @@ async def test_nothing_is_left_of_what_is_gone(redis_url: str) -> None:
 
 
 async def fill(store: ResponseStore) -> None:
-    """Puts 20 MiB."""
+    """Fills the store with 20 MiB."""
     for number in range(20):
         await store.put("acme", f"resp_{number}", b"x" * (1 << 20), LONG_S, 1 << 30)
 

@@ -1,4 +1,4 @@
-"""Who is dropped, when: the rule in virtual time."""
+"""Members that are dropped, and when: the rule in virtual time."""
 
 from __future__ import annotations
 

@@ -15,6 +15,6 @@ def command_line(pid: int) -> list[str]:
 
 
 def command_lines(pids: Iterable[int]) -> dict[int, str]:
-    """Those of the processes that have not ended, with their arguments separated by blanks."""
+    """The command lines of the processes that have not ended, with their arguments separated by blanks."""
     found = {pid: " ".join(command_line(pid)) for pid in pids}
     return {pid: command for pid, command in found.items() if command}

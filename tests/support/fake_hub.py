@@ -31,7 +31,7 @@ class FakeHub:
     ranges: list[tuple[str, int]] = field(default_factory=list)
 
     def listing(self) -> bytes:
-        """The answer to `model_info`."""
+        """The body of the answer to `model_info`."""
         siblings = []
         for name, content in self.files.items():
             entry: dict[str, object] = {
@@ -65,7 +65,7 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
             self._answer(with_body=True)
 
         def log_message(self, *arguments: object) -> None:
-            """Writes nothing."""
+            """Keeps requests out of the output."""
 
         def _answer(self, *, with_body: bool) -> None:
             path = self.path.partition("?")[0]

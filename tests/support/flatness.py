@@ -1,4 +1,4 @@
-"""Whether a process's memory is flat while it serves: a leak shows, an allocator's jump does not."""
+"""Flatness of a process's memory while it serves: a leak shows, an allocator's jump does not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import combinations
 
 @dataclass(frozen=True)
 class Sample:
-    """Memory after so many requests."""
+    """Memory of a process after a number of requests."""
 
     requests: int
     kib: int
@@ -27,7 +27,7 @@ class Flat:
     growth: float = 0.03
 
     def broken_by(self, samples: Sequence[Sample]) -> list[str]:
-        """What is not flat about them; empty where all is."""
+        """The sequences of samples that are not flat; empty where all are."""
         found = []
         if (steep := slope(samples)) > self.kib_a_request:
             found.append(f"{steep:.2f} KiB a request")

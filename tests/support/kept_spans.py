@@ -23,7 +23,7 @@ class KeptSpans:
         pass
 
     def all(self) -> list[Span]:
-        """What was recorded; nothing may be any more."""
+        """All recorded spans; no more may be recorded afterwards."""
         self.recorder.close(10.0)
         return self._spans
 

@@ -32,8 +32,8 @@ class ReceivedSpan:
 
 
 class OtlpCollector:
-    """What was received since the start. `status`: what it answers. `hangs`: it answers nothing until it is
-    closed."""
+    """Spans that were received since the start. `status`: the answer's status. `hangs`: it answers nothing
+    until it is closed."""
 
     def __init__(self) -> None:
         self.status = 200

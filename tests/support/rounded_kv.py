@@ -1,5 +1,5 @@
-"""What `transformers` computes where keys and values are rounded to e4m3 with a scale for each token and
-head: written a second time, from the format's definition."""
+"""Outputs that `transformers` computes where keys and values are rounded to e4m3 with a scale for each token
+and head: written a second time, from the format's definition."""
 
 from __future__ import annotations
 

@@ -23,19 +23,19 @@ class Prompt:
 
 @dataclass
 class OwnCache:
-    """What a tenant's own requests have left in a cache with room for everything."""
+    """Blocks that a tenant's own requests have left in a cache with room for everything."""
 
     blocks: set[tuple[int, int]] = field(default_factory=set)
 
     def held(self, prompt: Prompt) -> int:
-        """How many of the prompt's first blocks are there."""
+        """The number of the prompt's first blocks that are there."""
         held = 0
         while held < len(prompt.chain) and prompt.chain[held] in self.blocks:
             held += 1
         return held
 
     def add(self, prompt: Prompt) -> None:
-        """The prompt was computed."""
+        """Adds the blocks of a prompt that was computed."""
         self.blocks.update(prompt.chain)
 
 

@@ -1,4 +1,4 @@
-"""What an output's tokens say: its text, where it ends, how tokens are spelled and where they stand."""
+"""Meaning of an output's tokens: its text, where it ends, how tokens are spelled and where they stand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNCERTAIN = 3
 
 @dataclass(frozen=True)
 class Ends:
-    """What brings an output to its end, stop ids with those of the model."""
+    """Conditions that end an output, stop ids with those of the model."""
 
     max_tokens: int
     stop_ids: tuple[int, ...] = ()
@@ -27,7 +27,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Ended:
-    """How many tokens an output has, what it says, and OpenAI's word for why it ended."""
+    """The number of an output's tokens, its text, and OpenAI's word for the reason of its end."""
 
     count: int
     text: str
@@ -35,7 +35,7 @@ class Ended:
 
 
 class TextTruth:
-    """The reference for a byte-level tokenizer: decodes the whole text anew for every question."""
+    """The reference for a byte-level tokenizer: decodes the whole text again for every question."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -63,7 +63,7 @@ class TextTruth:
         return text
 
     def data(self, token: int) -> bytes:
-        """A token's bytes."""
+        """The bytes of one token."""
         return self._data[token]
 
     def spelled(self, token: int) -> str:
@@ -85,11 +85,11 @@ class TextTruth:
         return found
 
     def offsets(self, ids: Sequence[int], *, skip_special: bool = True) -> list[int]:
-        """Where in the text of all ids each one's begins."""
+        """Offsets in the text of all ids at which each one's text begins."""
         return [len(text) for text in self.certain(ids, skip_special=skip_special)[:-1]]
 
     def ended(self, ids: Sequence[int], ends: Ends, *, skip_special: bool = True) -> Ended | None:
-        """How an output that begins with these tokens ends; None where more must come."""
+        """The end of an output that begins with these tokens; None where more must come."""
         certain = self.certain(ids, skip_special=skip_special)
         if ends.max_tokens == 0:
             return Ended(0, "", "length")
@@ -106,6 +106,6 @@ class TextTruth:
 
 
 def first_match(text: str, stops: Sequence[str]) -> int | None:
-    """Where the stop string begins that is the first to be complete, the longest of several."""
+    """The offset of the stop string that is the first to be complete, the longest of several."""
     ends = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
     return min(ends)[1] if ends else None

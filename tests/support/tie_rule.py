@@ -77,7 +77,7 @@ def judge(model: Any, asks: Sequence[Ask], run: Runner) -> Verdict:
 def _differences(
     model: Any, texts: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> list[_Difference | None]:
-    """Where each output leaves what the model would choose. `texts`: prompts and outputs."""
+    """The first token of each output that the model would not choose. `texts`: prompts and outputs."""
     found: list[_Difference | None] = []
     for start in range(0, len(texts), _AT_ONCE):
         some = texts[start : start + _AT_ONCE]

@@ -1,4 +1,4 @@
-"""A faster interpreter of Triton: what it would compute anew at each operation is computed once.
+"""A faster interpreter of Triton: values that it would compute again at each operation are computed once.
 
 Values, types and refusals are Triton's own (`tests/engine/test_interpreter.py`).
 """
@@ -52,7 +52,7 @@ _patch_lang_anew = interpreter._patch_lang
 
 
 class _NothingPatched:
-    """What a device function has to undo."""
+    """A list of patches that stays empty, so that a device function has none to undo."""
 
     def restore(self) -> None:
         pass
@@ -80,7 +80,7 @@ _get_np_dtype_uncached = interpreter._get_np_dtype
 
 
 def get_np_dtype(dtype: Any) -> Any:
-    """Instead of the interpreter's own function, which builds its table anew at each operation."""
+    """Replaces the interpreter's own function, which builds its table again at each operation."""
     found = _NP_DTYPES.get(dtype.name)
     if found is None:
         found = _NP_DTYPES[dtype.name] = _get_np_dtype_uncached(dtype)
@@ -92,7 +92,8 @@ _SEQUENCES = (list, tuple, _core.tuple)
 
 
 def unwrap_if_constexpr(value: Any) -> Any:
-    """Its own function asks three times what a value is not before it looks whether it is a constexpr."""
+    """Replaces a function that asks three times what a value is not before it looks whether it is a
+    constexpr."""
     if type(value) is _constexpr:
         return value.value
     return unwrap_any(value) if isinstance(value, _SEQUENCES) else value
@@ -155,7 +156,7 @@ broadcast_anew = interpreter.TritonSemantic.broadcast_impl_value
 
 @functools.cache
 def _common_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...] | None:
-    """What both of one rank are repeated to; None where they do not fit, or need new axes."""
+    """The shape to which two of one rank are repeated; None where they do not fit, or need new axes."""
     if len(left) != len(right) or any(a != b and 1 not in (a, b) for a, b in zip(left, right, strict=True)):
         return None
     return tuple(b if a == 1 else a for a, b in zip(left, right, strict=True))
@@ -165,7 +166,7 @@ _BLOCK_TYPES: dict[tuple[str, tuple[int, ...]], Any] = {}
 
 
 def _block_type(scalar: Any, shape: tuple[int, ...]) -> Any:
-    """One for all tensors of that type and shape, but for pointers: their name does not say all of them."""
+    """One type for all tensors of a dtype and shape, except pointers, whose names do not say everything."""
     if scalar.is_ptr():
         return _core.block_type(scalar, list(shape))
     found = _BLOCK_TYPES.get((scalar.name, shape))
@@ -209,7 +210,7 @@ _COMPUTATION_TYPES: dict[tuple[Any, ...], Any] = {}
 def computation_type(
     self: Any, a_ty: Any, a_is_scalar: bool, b_ty: Any, b_is_scalar: bool, div_or_mod: bool
 ) -> Any:
-    """The promotion of two types, found once; a refusal is raised anew each time."""
+    """The promotion of two types, found once; a refusal is raised again each time."""
     key = (a_ty.name, a_is_scalar, b_ty.name, b_is_scalar, div_or_mod)
     found = _COMPUTATION_TYPES.get(key)
     if found is None:
@@ -228,7 +229,7 @@ _STAYS: dict[tuple[str, bool], bool] = {}
 
 
 def _stays(dtype: Any, div_or_mod: bool) -> bool:
-    """Whether an operation of two of this type is computed in it."""
+    """True if an operation of two of this type is computed in it."""
     key = (dtype.name, div_or_mod)
     found = _STAYS.get(key)
     if found is None:

@@ -1,4 +1,4 @@
-"""What a burst of streams measures: the time between tokens while all of them decode, and nothing else."""
+"""A burst of streams measures the time between tokens while all of them decode, and nothing else."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_a_product_of_experts(
 
 
 def test_a_product_of_codes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By tiles of as many rows as are asked for."""
+    """Codes are multiplied in tiles of the asked number of rows."""
     monkeypatch.setattr(experts, "tunings", lambda: [TUNING])
     way = experts.Way(codes=True, tile_rows=32)
     found, times = experts.Experts(SMALL, "down", Precision("bf16", "fp8"), "cpu", way).measure(9)
@@ -50,7 +50,8 @@ def test_a_product_of_codes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_compiled_beforehand_is_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all that a kernel is compiled for apart from addresses: fewer experts have the same N, K and k."""
+    """The arguments that a kernel is compiled for are the launched ones, apart from addresses: fewer experts
+    have the same N, K and k."""
     launched: list[tuple[object, ...]] = []
 
     def launch(layer: experts.Experts, draws: list[experts.Draw], *operands: object) -> None:

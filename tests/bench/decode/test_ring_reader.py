@@ -13,7 +13,8 @@ def word(slot: int, token: int, finish: Finish = Finish.NONE) -> Record:
 
 
 def test_a_sequence_that_begins_keeps_back_no_token_of_the_others() -> None:
-    """Its message has beginnings alone; the last reading of a run has no other message after it."""
+    """The beginning's message has beginnings alone; the last reading of a run has no other message after
+    it."""
     ours, theirs = socket.socketpair()
     with theirs:
         with ours:

@@ -29,12 +29,13 @@ def test_rates_that_all_meet_the_goal_or_none() -> None:
 
 
 def test_of_neighbours_in_the_wrong_order_the_mean_counts() -> None:
-    """By their requests: with 3 of 4 the mean of 0.86 and 0.98 meets the goal, with 1 of 4 it does not."""
+    """The mean is taken by requests: with 3 of 4 the mean of 0.86 and 0.98 meets the goal, with 1 of 4 it
+    does not."""
     assert cross([probe(10, 0.86, 25), probe(12, 0.98, 75)], GOAL) == Between(12, 12, None)
     assert cross([probe(10, 0.86, 75), probe(12, 0.98, 25)], GOAL) == Between(10, None, 10)
 
 
 def test_what_would_not_last_does_not_meet_the_goal() -> None:
-    """Its requests came in time only since the run was short."""
+    """The rate's requests came in time only since the run was short."""
     assert cross([probe(10, 1.0), probe(20, 0.97, growing=True)], GOAL).rate == pytest.approx(20)
     assert cross([probe(10, 1.0), probe(20, 0.4, growing=True)], GOAL).rate == pytest.approx(10 + 10 / 6)

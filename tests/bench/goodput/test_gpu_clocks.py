@@ -1,4 +1,4 @@
-"""What the GPUs' own clocks were during a run."""
+"""Clocks of the GPUs during a run, as the GPUs report them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers said of themselves during a run, from samples as loadgen takes them."""
+"""Servers' own metrics during a run, from samples as loadgen takes them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _TURN_S = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A prompt of so many tokens; `limit_s`: of the time to its first token, infinite without."""
+    """A prompt's arrival, its tokens, and its TTFT limit `limit_s` (infinite: none)."""
 
     at: float
     tokens: int
@@ -35,7 +35,7 @@ class Arrival:
 def poisson(
     rate: float, seconds: float, tokens: int, limit_s: float = math.inf, seed: int = 0
 ) -> list[Arrival]:
-    """Arrivals at random, so many a second."""
+    """Draws arrivals of a Poisson process with `rate` prompts of `tokens` tokens a second."""
     draw, at, found = random.Random(seed), 0.0, []
     while (at := at + draw.expovariate(rate)) < seconds:
         found.append(Arrival(at, tokens, limit_s))
@@ -100,6 +100,6 @@ def serve(
 
 
 def in_time(served: dict[Arrival, float], tokens: int) -> float:
-    """The share of the prompts of so many tokens that met their limits."""
+    """The share of the prompts of `tokens` tokens that met their limits."""
     limited = [took <= one.limit_s for one, took in served.items() if one.tokens == tokens]
     return sum(limited) / len(limited)

@@ -123,7 +123,8 @@ class ModelledPass:
 
     @property
     def timed_passes(self) -> tuple[TimedPass, TimedPass]:
-        """As a worker measures them at start-up, one pass behind the other."""
+        """Passes with the seconds that a worker measures at start-up: a pass by itself, and one behind
+        another."""
         few, most = (
             TimedPass(rows, max(self.gpu.seconds([(0, rows)]), self.host_s))
             for rows in (_FEW_ROWS, _MOST_ROWS)

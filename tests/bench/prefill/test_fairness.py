@@ -132,7 +132,7 @@ def run_modelled(bounds: StepBounds, gpu: Gpu | None = None) -> dict[str, Any]:
 
 
 def test_a_long_prompt_at_most_doubles_the_wait_of_short_ones_on_an_h100_by_arithmetic() -> None:
-    """By a worker's own bounds, and what the long one pays for it."""
+    """Waits of short prompts under a worker's own bounds, and what the long prompt pays for them."""
     bounds = worker_bounds()
     found = run_modelled(bounds)
     assert found["ratio_p99"] <= 1.7, found

@@ -76,7 +76,7 @@ async def test_events_over_http1() -> None:
 
 
 def test_outputs_of_the_fake_worker() -> None:
-    """What it encodes by hand is what protobuf reads."""
+    """Messages that the fake worker encodes by hand are read by protobuf as meant."""
     attempt = Attempt(request_id=b"r" * 16, number=3).SerializeToString()
     sequence = Sequence(b"router", 3, b"\x0a" + bytes((len(attempt),)) + attempt, last=400, next=250)
     (output,) = SubscribeResponse.FromString(encode_output(sequence, 150, last=True)).outputs

@@ -126,7 +126,7 @@ class FakeBlocks:
         return self._pool[block, offset : offset + length].numpy().data
 
     def unpin(self, group: int, block: int) -> None:
-        """They have no other user."""
+        """Does nothing: the blocks have no other user."""
 
 
 class Between:

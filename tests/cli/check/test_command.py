@@ -22,7 +22,7 @@ KEY = "sk-of-the-check"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries again soon."""
+    """Shortens the pause between two attempts."""
     monkeypatch.setattr("services.cli.check.command.RETRY_S", 0.05)
 
 

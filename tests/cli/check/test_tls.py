@@ -28,7 +28,7 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b'{"status": "ok"}')
 
     def log_message(self, *arguments: object) -> None:
-        """Writes nothing."""
+        """Keeps requests out of the output."""
 
 
 class _Server(http.server.HTTPServer):
@@ -80,6 +80,6 @@ def test_the_configured_authority(settings: dict[str, Any]) -> None:
 def test_another_name_or_authority_is_refused(
     settings: dict[str, Any], step: str, tls: dict[str, str]
 ) -> None:
-    """Where `ca_file` is away, the system's authorities are used, which do not know this certificate."""
+    """Without `ca_file` the system's authorities are used, which do not know this certificate."""
     with pytest.raises(BatonError):
         check({**settings, "tls": {**settings["tls"], **tls}}, step, 0.5)

@@ -18,7 +18,7 @@ HERE = KernelManifest("0.1.0", "2.11.0", "3.6.0", "9.0")
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Of a model of which only config.json is there."""
+    """The path of a model's config.json without weights."""
     model = FAMILIES[0].make(tmp_path / "model")
     for file in model.iterdir():
         if file.name != "config.json":

@@ -97,7 +97,7 @@ def test_a_damaged_file_is_downloaded_again(hub: FakeHub, tmp_path: Path) -> Non
 
 
 def test_a_file_that_is_lost_later(hub: FakeHub, tmp_path: Path) -> None:
-    """The folder is made anew from what is left of it."""
+    """The folder is made again from what is left of it."""
     folder = tmp_path / "ours"
     fetch(folder, SOURCE, 5, hub.url)
     (folder / "model-2.safetensors").unlink()
@@ -133,7 +133,8 @@ def test_a_private_model(hub: FakeHub, tmp_path: Path) -> None:
 
 
 def test_the_command(hub: FakeHub, tmp_path: Path) -> None:
-    """With a router's file and a read-only home directory; two commands at once download once."""
+    """The command runs with a router's file and a read-only home directory; two commands at once download
+    once."""
     (tmp_path / "home").mkdir(mode=0o500)
     folder, file = tmp_path / "ours", tmp_path / "router.yaml"
     source = {"hub_id": "owner/model", "files": "tokenizer"}
@@ -178,7 +179,7 @@ def test_a_hub_that_is_away(tmp_path: Path) -> None:
 def test_a_download_that_breaks_off_is_continued(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left is asked for, within the call or by the next one."""
+    """The rest of the file is asked for, within the call or by the next one."""
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 65_536)
     name, cut = "model-1.safetensors", 300_000
     hub.cut[name] = cut

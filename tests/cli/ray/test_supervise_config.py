@@ -1,4 +1,4 @@
-"""What `baton ray supervise` makes of its file, and what it refuses in one line."""
+"""Settings of `baton ray supervise` as read from its file, and files that are refused in one line."""
 
 from __future__ import annotations
 

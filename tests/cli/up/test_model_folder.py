@@ -1,4 +1,4 @@
-"""Which folder and name `--model` means."""
+"""The folder and the name that `--model` means."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ asked = {"base_url": f"{url}/v1", "model": model, "api_key": "unused", "temperat
 
 
 class Colour(pydantic.BaseModel):
-    """A colour."""
+    """The colour that the model names."""
 
     colour: str
 
@@ -28,7 +28,7 @@ assert isinstance(long.with_structured_output(Colour, method="json_schema").invo
 
 
 def weather(city: Literal["Bern", "Basel"]) -> str:
-    """How warm it is."""
+    """Returns the temperature in a city."""
     return f"12 degrees in {city}"
 
 

@@ -23,7 +23,7 @@ settings = ModelSettings(temperature=0, max_tokens=64)
 
 @function_tool
 def weather(city: Literal["Bern", "Basel"]) -> str:
-    """How warm it is."""
+    """Returns the temperature in a city."""
     return f"12 degrees in {city}"
 
 

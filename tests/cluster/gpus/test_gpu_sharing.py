@@ -24,7 +24,7 @@ def test_gpus_are_taken_in_turn_and_then_shared() -> None:
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=20), st.integers(1, 8))
 def test_no_gpu_has_more_workers_than_its_shares(devices: list[int], gpus: int) -> None:
-    """Of workers of several GPUs too, whose GPUs are not one GPU twice."""
+    """Workers of several GPUs are placed too, and their GPUs are not one GPU twice."""
     devices = [min(count, gpus) for count in devices]
     taken: list[int] = []
     for count in devices:

@@ -42,7 +42,7 @@ class RayNodes:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For every process that joins."""
+        """The environment variables of every process that joins."""
         return {
             **os.environ,
             "RAY_AUTH_MODE": "token",

@@ -129,7 +129,7 @@ def environment(pid: int) -> bytes:
 
 
 def replaceable(*paths: Path) -> list[str]:
-    """Those that another user can rename, and so replace."""
+    """Folders that another user can rename, and so replace."""
     if os.geteuid() == 0:
         command = [sys.executable, "-I", "-c", REPLACE, *map(str, paths)]
         done = subprocess.run(command, capture_output=True, text=True)

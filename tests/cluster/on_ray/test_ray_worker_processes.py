@@ -141,7 +141,7 @@ async def test_a_later_supervisor_adopts_what_is_the_same_and_replaces_the_rest(
 
 
 def of_up(workers: int, engine: EngineConfig | None = None) -> ClusterConfig:
-    """As `baton up` has it, with so many workers of both roles."""
+    """The configuration that `baton up` makes for `workers` workers of both roles."""
     config = WorkerConfig(name="w", role="both", model="m", engine=engine or EngineConfig(device="cuda"))
     named = (config.model_copy(update={"name": f"w{index}", "port": 50060}) for index in range(workers))
     return ClusterConfig(ray_address="head:6379", cluster_id="x", workers=tuple(named))

@@ -67,7 +67,7 @@ def test_a_silent_node_is_the_last_choice_but_is_one() -> None:
 
 
 def test_a_node_can_declare_that_it_runs_no_workers() -> None:
-    """By any name but a role's, since Ray drops resources of 0."""
+    """The node's resource has any name but a role's, since Ray drops resources of 0."""
     node = Node("a", {"CPU": 8.0, "GPU": 8.0, "baton-none": 1.0})
     assert [chosen(role, [node], {}, on_gpu=on_gpu) for role in ROLES for on_gpu in (True, False)] == [
         None

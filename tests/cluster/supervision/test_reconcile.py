@@ -1,4 +1,4 @@
-"""What the supervisor decides, over virtual time."""
+"""Decisions of the supervisor, over virtual time."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def _rules(policy: Object, way: str) -> list[tuple[frozenset[str], list[tuple[in
 
 
 def _allowed(policies: dict[str, Object], caller: str, callee: str, port: int) -> bool:
-    """Whether pods of one component reach a port of another by the rules of both."""
+    """True if pods of one component reach a port of another by the rules of both."""
 
     def opens(policy: Object, way: str, other: str) -> bool:
         return any(
@@ -204,7 +204,7 @@ def test_a_second_release_of_the_cluster_is_let_in() -> None:
     ],
 )
 def test_traces_open_the_port_of_their_collector(endpoint: str, port: int) -> None:
-    """For routers and workers, to any address or to named peers."""
+    """The port is open to routers and workers, to any address or to named peers."""
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}
     for peers in ([], [peer]):
         rendered = render_with("split", tracing={"endpoint": endpoint}, networkPolicy={"collector": peers})

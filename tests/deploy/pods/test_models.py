@@ -1,4 +1,4 @@
-"""Where the model comes from, and where compiled kernels are kept."""
+"""Sources of the model, and folders of compiled kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every pod of every case has: security, probes, a way to stop, images, no token."""
+"""Properties of every pod of every case: security, probes, a way to stop, images, no token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets, HorizontalPodAutoscaler, ScaledObjects."""
+"""PodDisruptionBudgets, HorizontalPodAutoscaler and ScaledObjects of the chart."""
 
 from __future__ import annotations
 

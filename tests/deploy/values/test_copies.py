@@ -162,7 +162,7 @@ def test_global_registry_secrets_and_storage_class_are_used(tmp_path: Path) -> N
 
 
 def _same_but_for_names(plain: Any, odd: Any, path: str) -> Iterator[str]:
-    """Where one render has something else than a text, and the other a text."""
+    """Differences of two renders beyond names: places where one of them has something else than a text."""
     if type(plain) is not type(odd):
         yield f"{path}: {plain!r} became {odd!r}"
     elif isinstance(plain, dict):

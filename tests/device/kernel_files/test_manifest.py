@@ -1,4 +1,4 @@
-"""What a folder's kernels were compiled with."""
+"""The manifest of a folder's kernels: versions and settings that they were compiled with."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_a_communicator_that_fails_fails_the_channel(pair: Pair) -> None:
 
 
 def test_an_end_that_never_connected_terminates_at_once() -> None:
-    """It has accessed no memory. The thread that waits for the peer ends when notified."""
+    """The end has accessed no memory. The thread that waits for the peer ends when notified."""
     library, freed = NcclDouble(), threading.Event()
     channel = library.channel(library.unique_id(), RECEIVER, lambda: None)
     time.sleep(0.05)

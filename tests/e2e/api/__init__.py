@@ -1,1 +1,1 @@
-"""What clients of the public APIs see."""
+"""Behaviour of the public APIs as clients see it."""

@@ -1,4 +1,4 @@
-"""Every example of docs/api.md runs as it is written, but for the addresses and the model's name."""
+"""Every example of docs/api.md runs as it is written, except for the addresses and the model's name."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_curl(cluster: Cluster, command: str) -> None:
 
 @pytest.mark.parametrize("command", GRPCURL, ids=range(len(GRPCURL)))
 async def test_grpcurl(cluster: Cluster, command: str) -> None:
-    """By grpcurl where there is one; else the same message by a stub."""
+    """The command is run by grpcurl where there is one; otherwise a stub sends the same message."""
     command = on(cluster, command)
     if shutil.which("grpcurl") is not None:
         ran = await asyncio.create_subprocess_exec("bash", "-c", command)

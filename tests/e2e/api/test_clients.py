@@ -25,7 +25,7 @@ QUESTION = "What is Baton?"
 
 
 class Truth:
-    """What the model says greedily after a prompt, by the reference."""
+    """Greedy outputs of the reference model after a prompt."""
 
     def __init__(self, model: Path) -> None:
         self.tokenizer: Any = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -45,7 +45,7 @@ class Truth:
         return "stop" if END_ID in self.ids(prompt) else "length"
 
     def logprobs(self, ids: list[int], count: int) -> list[tuple[float, list[float]]]:
-        """For each token from the second on: its own logprob and the `count` largest."""
+        """Logprobs of each token from the second on: its own and the `count` largest."""
         rows = raw_logits(self._reference, ids)
         reported = [naive_logprobs(row, token, count) for row, token in zip(rows, ids[1:], strict=False)]
         return [(own, [value for _, value in top]) for own, top in reported]

@@ -79,7 +79,7 @@ def check(fields: dict[str, Any], text: str) -> None:
 
 
 async def test_guided_and_free_outputs_in_one_batch(cluster: Cluster) -> None:
-    """With several outputs a prompt, logprobs, penalties, and others that no grammar guides."""
+    """The batch has several outputs a prompt, logprobs, penalties, and outputs that no grammar guides."""
     async with cluster.http() as client:
         alone = await complete(client, PROMPT, seed=3, max_tokens=40, ignore_eos=True)
         guided: dict[str, Any] = {
@@ -148,7 +148,7 @@ async def prove(cluster: Cluster, cases: Sequence[Schema], temperature: float) -
 
 @pytest.mark.slow
 async def test_a_killed_mask_process_costs_no_output(cluster: Cluster) -> None:
-    """What it guided goes on with another attempt, from the token it had; free outputs do not notice."""
+    """Guided outputs go on with another attempt, from the tokens they had; free outputs do not notice."""
     async with cluster.stub() as stub:
         common: dict[str, Any] = {"seed": 4, "max_tokens": 100}
         guided = {**common, "grammar": Grammar(regex="[a-z ]{600}")}

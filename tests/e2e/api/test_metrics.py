@@ -37,7 +37,7 @@ def cluster(small: Cluster) -> Cluster:
 
 @dataclass(frozen=True)
 class Before:
-    """What was counted before this module asked anything: values by process and name; length of the log."""
+    """Counters before this module asked anything: values by process and name, and the length of the log."""
 
     values: dict[str, dict[str, float]]
     logged: int
@@ -76,7 +76,7 @@ def answers(cluster: Cluster, before: Before) -> list[Answer]:
 
 
 def samples(text: str) -> dict[str, float]:
-    """By name, summed over labels."""
+    """Sums of a metric's samples over labels, by name."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

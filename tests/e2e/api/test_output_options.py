@@ -1,4 +1,4 @@
-"""What ends an output and how its text is worded, through a real cluster: each option, both apis."""
+"""Options that end an output or change its text, through a real cluster and both APIs."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ async def test_a_stop_string_split_over_tokens(apis: Any, known: Known, tokenize
 
 
 async def test_a_list_of_prompts_has_indexed_choices(cluster: Cluster, tokenizer: Tokenizer) -> None:
-    """Whole and streamed."""
+    """The answers come whole and streamed."""
     draw = random.Random(4)
     prompts = [[draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 90))] for _ in range(20)]
     texts = ["one text", "and another, longer: naïve 接力"]

@@ -1,4 +1,4 @@
-"""No prompt of one tenant is answered from another's cache: evidence by counts, not by timing.
+"""No prompt of one tenant is answered from another tenant's cache: evidence by counts, not by timing.
 
 Eight tenants send the same prompts at the same time to workers with room for everything. What each request
 finds cached must be what its own tenant's earlier requests have left there, on prefill and decode workers.
@@ -28,8 +28,8 @@ FLAGS = ("--prefill", "1", "--decode", "1", "--block-tokens", str(BLOCK), "--slo
 
 @dataclass
 class Counts:
-    """Of all tenants. `hits`: blocks that their own requests had left; `exposed`: requests of which another
-    tenant had left more."""
+    """Counts over all tenants. `hits`: blocks that their own requests had left; `exposed`: requests of which
+    another tenant had left more."""
 
     requests: int = 0
     hits: int = 0

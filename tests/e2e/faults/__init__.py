@@ -1,2 +1,2 @@
-"""What is lost, frozen, cut off or given up, and what has to be noticed, freed or back within a time.
+"""Failures of processes, connections and clients, and what has to be noticed, freed or back within a time.
 One process runs these tests, one by one: see `tests/conftest.py`."""

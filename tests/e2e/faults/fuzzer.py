@@ -30,7 +30,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Plan:
-    """Where to send, how long, how often. Ports are of 127.0.0.1."""
+    """Targets, duration and rates of the fuzzer. Ports are of 127.0.0.1."""
 
     http: int
     grpc: int

@@ -72,7 +72,7 @@ class Stream:
 
 
 def asked(count: int, length: int = 40, *, seed: str) -> list[Stream]:
-    """That many streams of prompts that nothing has cached: another seed has other prompts."""
+    """Streams, not begun yet, of `count` prompts that nothing has cached: another seed has other prompts."""
     draw = random.Random(seed)
     return [Stream(draw.choices(range(VOCAB_SIZE), k=length)) for _ in range(count)]
 
@@ -81,7 +81,7 @@ def asked(count: int, length: int = 40, *, seed: str) -> list[Stream]:
 async def streaming(
     stub: RouterServiceAsyncStub, count: int, tokens: int = 30, *, seed: str, **fields: Any
 ) -> AsyncIterator[list[Stream]]:
-    """That many streams, each so many tokens old; those that still run at the end are cancelled."""
+    """Yields `count` streams with `tokens` tokens each; those that still run at the end are cancelled."""
     streams = asked(count, seed=seed)
     runs = [asyncio.create_task(stream.run(stub, **fields)) for stream in streams]
     try:
@@ -116,7 +116,7 @@ def right(model: Path, streams: list[Stream]) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to a worker, and how it is undone."""
+    """A fault done to a worker, and the way to undo it."""
 
     name: str
     begin: Callable[[Worker], None]
@@ -177,7 +177,7 @@ async def noticed_after_s(loose: Loose, victim: Worker, began: datetime, event: 
 
 
 async def state_of(cluster: Cluster, worker: Worker) -> str:
-    """How the router's status names the state of a worker."""
+    """The state of a worker as the router's status names it."""
     status = await cluster.status()
     (state,) = [one.state for one in status.workers if one.worker.identity.name == worker.name]
     return WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()

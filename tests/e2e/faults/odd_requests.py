@@ -104,7 +104,7 @@ def odd_texts(model: str) -> tuple[bytes, ...]:
 
 
 def with_tools(model: str, dice: random.Random, largest: int) -> bytes:
-    """A chat with tools."""
+    """A body of a chat with tools."""
     count = dice.choice((1, 9, 50))
     names = [f"p{number}" for number in range(count)]
     every = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names]}
@@ -136,7 +136,7 @@ def with_tools(model: str, dice: random.Random, largest: int) -> bytes:
 
 
 def grammar(dice: random.Random, largest: int) -> dict[str, Any]:
-    """A value of `structured_outputs`."""
+    """A value of the field `structured_outputs`."""
     letter = dice.choice("abcdefgh")
     many = min(20_000, largest // 60)
     wanted: tuple[dict[str, Any], ...] = (

@@ -1,4 +1,5 @@
-"""What the soak asks: long and short, greedy and drawn, over each API, and when its client goes away."""
+"""Requests of the soak: long and short, greedy and drawn, over each API, and the moment when a client goes
+away."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _MOST_LOGPROBS = 5
 
 
 class Api(Enum):
-    """How the answer comes."""
+    """The API and the form of the answer."""
 
     GRPC = "gRPC stream"
     EVENTS = "HTTP stream"
@@ -37,7 +38,7 @@ class Api(Enum):
 
 
 class Way(Enum):
-    """How a client goes away."""
+    """The way in which a client goes away."""
 
     CANCEL = "it cancels its call"
     DISCONNECT = "its connection is closed"
@@ -46,8 +47,8 @@ class Way(Enum):
 
 @dataclass(frozen=True)
 class Leave:
-    """When a client goes: after so many seconds, or with its `at_token`-th token if that is sooner, or with
-    the end of its outputs, before that of the call (`at_end`)."""
+    """The moment when a client goes: after `after_s` seconds, or with its `at_token`-th token if that is
+    sooner, or with the end of its outputs, before that of the call (`at_end`)."""
 
     way: Way
     after_s: float = LIMIT_S
@@ -108,7 +109,7 @@ class Ask:
 
     @property
     def _fields(self) -> dict[str, Any]:
-        """What both APIs call the same."""
+        """The fields that both APIs name alike."""
         fields: dict[str, Any] = {
             "temperature": self.params.temperature,
             "top_k": self.params.top_k,

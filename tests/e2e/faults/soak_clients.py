@@ -47,7 +47,7 @@ class Output:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request."""
+    """The outcome of one request."""
 
     ask: Ask
     choices: list[Output]
@@ -106,7 +106,8 @@ class Clients:
     async def all(
         self, asks: Sequence[Ask], at_once: int, on_end: Callable[[Outcome], None] = lambda outcome: None
     ) -> list[Outcome]:
-        """What became of each, in order; `at_once` clients run side by side, each takes the next one due."""
+        """Runs all requests and returns their outcomes in order; `at_once` clients run side by side, each
+        takes the next one due."""
         waiting = iter(enumerate(asks))
         outcomes: dict[int, Outcome] = {}
 
@@ -263,7 +264,7 @@ async def _listen(parts: AsyncIterator[Part], outcome: Outcome) -> str:
 
 
 def _goes(leave: Leave, outcome: Outcome) -> bool:
-    """Whether the client has what it leaves with."""
+    """True if the client has received what it leaves with."""
     if leave.at_end:
         return all(output.finish for output in outcome.choices)
     return leave.at_token is not None and outcome.tokens >= leave.at_token

@@ -1,4 +1,4 @@
-"""What the soak does to workers: SIGKILL of a front or an engine now and then, and short stops in between.
+"""Faults of the soak's workers: SIGKILL of a front or an engine at intervals, and short stops in between.
 
 A kill counts once both of the worker's processes are gone and another incarnation of it serves. A stop is
 shorter than what the supervisor takes for a hang: it only stretches the stage that its worker is in.
@@ -44,7 +44,7 @@ class Faults:
 
     @contextlib.asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
-        """They strike while the block runs. Afterwards all workers serve, and each kill is proven."""
+        """Injects faults while the block runs. Afterwards all workers serve, and each kill is proven."""
         async with asyncio.TaskGroup() as striking:
             striking.create_task(self._kill_now_and_then(striking))
             striking.create_task(self._stop_again_and_again())
@@ -52,11 +52,11 @@ class Faults:
             self._over = True
 
     def request_ended(self, _: object) -> None:
-        """To be called after each."""
+        """Counts a request; to be called after each."""
         self.requests += 1
 
     def explains(self, began: float, ended: float) -> bool:
-        """Whether a worker was away at some time in this span."""
+        """True if a worker was away at some time in this span."""
         return any(since <= ended and began <= until for since, until in self.away)
 
     async def _kill_now_and_then(self, striking: asyncio.TaskGroup) -> None:
@@ -116,6 +116,6 @@ def _role(status: WorkerStatus) -> str:
 
 
 def _spare_one(serving: list[WorkerStatus]) -> list[WorkerStatus]:
-    """Those whose role has another."""
+    """The workers whose role has another one."""
     roles = Counter(map(_role, serving))
     return [one for one in serving if roles[_role(one)] > 1]

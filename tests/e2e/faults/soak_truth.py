@@ -23,7 +23,7 @@ _CLOSE = 1e-5
 
 
 class Truth:
-    """A model's, in float64."""
+    """The model's outputs, computed in float64."""
 
     def __init__(self, folder: Path) -> None:
         self._model: Any = load_reference(folder)

@@ -75,7 +75,7 @@ class Round:
     runs: list[asyncio.Task[None]]
 
     async def cancel_one(self) -> None:
-        """Its client goes away."""
+        """Cancels one stream, whose client goes away."""
         del self.streams[-1]
         run = self.runs.pop()
         run.cancel()
@@ -83,9 +83,9 @@ class Round:
 
 
 async def on_both(loose: Loose, stub: RouterServiceAsyncStub, seed: str, tokens: int, most: int) -> Round:
-    """Streams, each so many tokens old, of which the victim has some, while the other worker has as many
-    slots free. As many as there are slots are begun, and some are cancelled; where these were the victim's,
-    all are, and others are begun."""
+    """Begins streams and returns them once they have `tokens` tokens each, some of them on the victim, while
+    the other worker has as many slots free. Streams are begun for all slots, and some are cancelled; where
+    these were the victim's, all are, and others are begun."""
     for attempt in range(5):
         streams = asked(10, seed=f"{seed} {attempt}")
         found = Round(streams, [asyncio.create_task(stream.run(stub, most)) for stream in streams])
@@ -233,7 +233,7 @@ def on_gpus(model: Path) -> Iterator[Loose]:
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("number", range(ROUNDS))
 async def test_an_exchange_that_fails_on_gpus(model: Path, on_gpus: Loose, number: int) -> None:
-    """By turns it never comes, or a device sleeps."""
+    """The exchange fails by turns: a device never comes, or it sleeps."""
     await all_started_again(on_gpus)
     victim = on_gpus.workers[VICTIM]
     engine_pid = (await victim.report()).engine_pid
@@ -260,7 +260,7 @@ async def test_an_exchange_that_fails_on_gpus(model: Path, on_gpus: Loose, numbe
 @pytest.mark.multigpu
 @pytest.mark.timeout(600)
 async def test_an_engine_on_gpus_that_is_stopped_past_the_deadline(model: Path, on_gpus: Loose) -> None:
-    """It ends or goes on, and no token is wrong."""
+    """The engine ends or goes on, and no token is wrong."""
     await all_started_again(on_gpus)
     victim = on_gpus.workers[VICTIM]
     engine_pid = (await victim.report()).engine_pid

@@ -122,7 +122,7 @@ def test_two_workers_of_one_name_do_not_take_turns(redis_url: str, tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_groups_worker_whose_name_another_one_has_waits(redis_url: str, tmp_path: Path) -> None:
-    """Its supervisor starts it again, after pauses that double; each start ends before it serves."""
+    """The worker's supervisor starts it again, after pauses that double; each start ends before it serves."""
     config = tmp_path / "workers.yaml"
     (tmp_path / "secret").write_text(CLUSTER_SECRET)
     file = {"model": "demo", "cluster_secret_file": str(tmp_path / "secret"), "engine": {"device": "cpu"}}

@@ -69,7 +69,7 @@ def cluster(model: Path, redis: RedisServer) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def truth(model: Path, cluster: Cluster) -> list[list[int]]:
-    """What the longest output of each prompt must be."""
+    """The longest output of each prompt by the reference."""
 
     async def ask() -> list[list[int]]:
         async with cluster.stub() as stub:
@@ -136,7 +136,7 @@ async def under_load(
 
 @contextlib.asynccontextmanager
 async def state_of(cluster: Cluster, redis: RedisServer) -> AsyncIterator[State]:
-    """What this cluster has in Redis, read past it."""
+    """The cluster's state in Redis, read without the cluster."""
     namespace = (await cluster.status()).store.namespace
     state = await open_state(redis.url, namespace=namespace)
     try:
@@ -215,7 +215,7 @@ def no_secret_shown(cluster: Cluster, secret: str) -> None:
 async def test_no_request_notices(
     cluster: Cluster, redis: RedisServer, truth: list[list[int]], fault: str, away_s: float
 ) -> None:
-    """Away for so long, and until all know it and a request has come and been served meanwhile."""
+    """Redis is away for `away_s`, and until all know it and a request has come and been served meanwhile."""
     async with state_of(cluster, redis) as state:
         await until_registered(state, WORKERS, WHOLE_S)
         async with under_load(cluster, truth, clients=2, pause_s=1.5) as load:
@@ -347,7 +347,7 @@ async def until_resumable(cluster: Cluster, stub: RouterServiceAsyncStub, truth:
 
 
 async def until_watched(cluster: Cluster, count: int, within_s: float) -> None:
-    """Waits until the router watches so many workers."""
+    """Waits until the router watches `count` workers."""
     deadline = time.monotonic() + within_s
     while (found := len((await cluster.status()).workers)) != count:
         assert time.monotonic() < deadline, found

@@ -53,7 +53,7 @@ FAULTS_OF_OURS = (
 
 @dataclass(frozen=True)
 class Size:
-    """How many requests, and after how many of them a worker is killed."""
+    """The number of requests, and of requests between two kills of a worker."""
 
     requests: int
     every: int
@@ -74,7 +74,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Soaked:
-    """What came of it."""
+    """Answers, faults and counters of a soak."""
 
     outcomes: list[Outcome]
     faults: Faults
@@ -140,7 +140,7 @@ async def tombstones_go(cluster: Cluster) -> None:
 
 
 def struck(cluster: Cluster, outcomes: Sequence[Outcome]) -> Counter[str]:
-    """In which stage requests were when their clients left or their deadlines passed."""
+    """Counts the stages that requests were in when their clients left or their deadlines passed."""
     log = cluster.log.read_text()
     stages = Counter(
         re.findall(r"event='request_ended'.* outcome='(?:cancelled|deadline)' stage='(\w+)'", log)
@@ -152,7 +152,7 @@ def struck(cluster: Cluster, outcomes: Sequence[Outcome]) -> Counter[str]:
 
 
 def check_endings(outcomes: Sequence[Outcome], faults: Faults) -> None:
-    """Who stayed has the whole answer, or an error while a worker was away."""
+    """Asserts that each client that stayed has the whole answer, or an error while a worker was away."""
     for one in outcomes:
         if one.ending not in ("whole", "left", "deadline"):
             assert faults.explains(one.began, one.ended), f"no death explains {one}"

@@ -62,7 +62,7 @@ class Ask:
 
 @dataclass
 class Received:
-    """What came of one request. A message's tokens have to begin where the last ended."""
+    """The answer to one request. A message's tokens have to begin where the last message ended."""
 
     tokens: list[int] = field(default_factory=list)
     messages: int = 0
@@ -160,7 +160,8 @@ def is_stopped(pid: int) -> bool:
 
 
 async def stop_and_let_go(worker: Worker, ring: RingReader, seconds: float) -> tuple[int, int]:
-    """How many words stood in the ring, and how many full steps the engine has counted meanwhile."""
+    """Returns the number of words in the ring, and of steps without room that the engine has counted
+    meanwhile."""
     full = ring.full_steps
     os.kill(worker.front.pid, signal.SIGSTOP)
     try:
@@ -225,7 +226,7 @@ async def prove(folder: Path, size: Size) -> str:
 
 
 async def _unless(following: asyncio.Task[None], work: Awaitable[list[list[int]]]) -> list[list[int]]:
-    """What the work comes to, unless following fails before."""
+    """Returns the work's result, unless following fails before."""
     working = asyncio.ensure_future(work)
     async with asyncio.timeout(WITHIN_S):
         await asyncio.wait({following, working}, return_when=asyncio.FIRST_COMPLETED)

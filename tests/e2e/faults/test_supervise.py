@@ -232,8 +232,8 @@ def test_the_workers_of_a_lost_node_serve_again_elsewhere(tmp_path: Path, redis:
 def test_workers_and_their_supervisor_outlive_a_head_that_others_wait_for(
     tmp_path: Path, redis: RedisServer
 ) -> None:
-    """As with fault tolerance of Ray's control store. Its start beside running nodes needs another machine:
-    `ray start --head` refuses where it finds processes of the same cluster."""
+    """The setup is that of fault tolerance of Ray's control store. The start of a head beside running nodes
+    needs another machine: `ray start --head` refuses where it finds processes of the same cluster."""
     with ray_nodes() as own:
         own.variables["RAY_gcs_rpc_server_reconnect_timeout_s"] = "600"
         own.start_head("pod-head", {})

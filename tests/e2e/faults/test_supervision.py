@@ -203,7 +203,7 @@ async def test_it_comes_to_a_running_ray_as_a_guest(
 
 
 async def test_no_process_of_ray_holds_a_secret(cluster: Cluster, redis: RedisServer) -> None:
-    """Not even after actors and workers were made anew, as the tests above have had them."""
+    """No secret is held even after actors and workers were started again, as in the tests above."""
     front = next(pid for pid, command in processes(cluster).items() if "services.worker" in command)
     for secret in (PREFIX_SECRET, CLUSTER_SECRET, redis.password):
         assert occurrences(front, secret.encode()) > 0, "this scan finds nothing anywhere"

@@ -41,7 +41,8 @@ _SPARE = 8
 
 @dataclass(frozen=True)
 class Size:
-    """How many requests, so many at a time with a pause after each round; and which faults must strike."""
+    """The number of requests, at most `at_once` of them at a time with a pause after each round, and the
+    faults that must strike."""
 
     requests: int
     faults: tuple[Fault, ...]

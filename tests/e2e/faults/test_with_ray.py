@@ -1,4 +1,4 @@
-"""What `baton up` does by default, with a Ray of its own: one cluster, one test after the other."""
+"""Behaviour of `baton up` by default, with a Ray of its own: one cluster, one test after the other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def cluster(models: tuple[Path, Path]) -> Iterator[Cluster]:
-    """Nothing names a Ray, so that it starts one. The last test kills it."""
+    """A cluster for which nothing names a Ray, so that it starts one. The last test kills it."""
     with baton_up(models[0], "--dtype", "float64", ray="") as running:
         yield running
 
@@ -60,7 +60,7 @@ def commands(cluster: Cluster) -> dict[int, str]:
 
 
 def actors(cluster: Cluster) -> int:
-    """How many worker actors run on the cluster's Ray."""
+    """The number of worker actors that run on the cluster's Ray."""
     return sum(command.startswith("ray::WorkerActor") for command in commands(cluster).values())
 
 

@@ -128,7 +128,7 @@ def group(model: Path, redis: RedisServer, log: Path, tmp_path: Path) -> Iterato
 
 @pytest.fixture
 def cluster(model: Path, redis: RedisServer, log: Path) -> Iterator[Cluster]:
-    """The router alone."""
+    """A cluster of the router alone."""
     with router(model, redis, log) as running:
         yield running
 

@@ -25,7 +25,7 @@ _SHORT_S = (0.2, 0.9)
 
 
 class Fault(Enum):
-    """What happens to one worker."""
+    """A fault that happens to one worker."""
 
     KILL_FRONT = "SIGKILL front"
     KILL_ENGINE = "SIGKILL engine"
@@ -107,6 +107,6 @@ class Strikes:
             await asyncio.sleep(0.05)
 
     def _lost(self, name: str) -> int:
-        """How often the router has given this worker up."""
+        """The number of times that the router has given this worker up."""
         lines = self.loose.cluster.log.read_text().splitlines()
         return sum("worker_lost" in line and name in line for line in lines)

@@ -24,7 +24,7 @@ LIMIT_S = 60.0
 
 
 class Way(Enum):
-    """How a client leaves."""
+    """The way in which a client leaves."""
 
     CANCEL = "gRPC call cancelled"
     DEADLINE = "gRPC deadline"

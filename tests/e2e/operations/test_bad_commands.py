@@ -36,7 +36,7 @@ def taken() -> Iterator[str]:
 
 
 def baton(*arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr."""
+    """Runs a command and returns exit code, stdout and stderr."""
     command = [sys.executable, "-m", "services.cli.main", *arguments]
     environment = {**os.environ, "BATON_CLUSTER_SECRET": CLUSTER_SECRET}
     done = subprocess.run(

@@ -27,7 +27,7 @@ TOPOLOGIES = {"1+1": ("--prefill", "1", "--decode", "1"), "both": ("--both", "1"
 
 @dataclass(frozen=True)
 class Size:
-    """How many requests, a sample after each `every`, and what is flat."""
+    """The number of requests, with a sample after each `every` of them, and the memory that must be flat."""
 
     warm_up: int
     requests: int

@@ -45,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def rolling(models: dict[str, Path]) -> Iterator[Loose]:
-    """In the middle of a rolling upgrade: a pair of workers of each checkpoint."""
+    """Workers in the middle of a rolling upgrade: a pair of each checkpoint."""
     new = {"model": str(models["new"])}
     with loose_workers(
         models["old"], "prefill", "decode", "prefill", "decode",
@@ -69,7 +69,7 @@ async def states(loose: Loose) -> dict[str, str]:
 
 
 async def switch(loose: Loose, worker: str) -> None:
-    """To that worker's pool."""
+    """Switches to the pool of that worker."""
     pool = await pool_of(loose, worker)
     async with loose.cluster.admin() as admin:
         await admin.SwitchPool(SwitchPoolRequest(pool=pool), timeout=5)
@@ -86,7 +86,7 @@ async def stream(stub: RouterServiceAsyncStub, prompt: list[int], count: int, in
 
 
 def models_of(models: dict[str, Path], prompt: list[int], tokens: list[int]) -> list[str]:
-    """Which of the checkpoints would have written these tokens."""
+    """The checkpoints that would have written these tokens."""
     found = []
     for name, folder in models.items():
         try:
@@ -151,7 +151,7 @@ class Load:
                 return
 
     async def after(self, count: int) -> None:
-        """Waits for so many further answers."""
+        """Waits for `count` further answers."""
         wanted = len(self.answers) + count
         await eventually(lambda: len(self.answers) >= wanted, 30)
 
@@ -218,7 +218,8 @@ async def test_workers_that_tokenise_or_compute_otherwise_get_no_work(
 async def test_a_request_ends_with_an_error_where_its_pool_has_gone(
     models: dict[str, Path], rolling: Loose
 ) -> None:
-    """Its decode worker is killed in the middle: what came before is one model's, and no other's follows."""
+    """The request's decode worker is killed in the middle: the tokens before it are those of one model, and
+    none of another one follow."""
     tokens: list[int] = []
     async with rolling.cluster.stub() as stub:
         asked = asyncio.create_task(stream(stub, PROMPT, 1500, tokens))

@@ -1,4 +1,4 @@
-"""It is what it says: prefill and decode are processes apart, and KV crosses by kvtransfer alone.
+"""Prefill and decode are processes apart, and KV crosses by kvtransfer alone.
 
 Over grpc, where nothing else joins them; `test_ipc_transport.py` has what they share over ipc.
 """
@@ -58,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dropping(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """While this file exists, decode drops what it has verified."""
+    """The path of a file; while it exists, decode drops verified pieces."""
     return tmp_path_factory.mktemp("tampered") / "drop"
 
 
@@ -99,7 +99,7 @@ def total(reports: dict[str, IntegrityReport], role: str, count: str) -> int:
 
 
 def blocks_of(lengths: Sequence[int]) -> int:
-    """Of all groups."""
+    """The number of blocks of prompts of these lengths, all cache groups together."""
     return GROUPS * sum(-(-length // BLOCK_TOKENS) for length in lengths)
 
 
@@ -156,7 +156,7 @@ def runs(pid: int, module: str) -> bool:
 
 
 def policies(pid: int) -> list[int]:
-    """How the kernel schedules each of its threads."""
+    """The scheduling policies of each thread of a process."""
     return [os.sched_getscheduler(int(thread.name)) for thread in Path(f"/proc/{pid}/task").iterdir()]
 
 

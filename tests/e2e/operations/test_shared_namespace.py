@@ -21,7 +21,8 @@ FOUND_S = 10.0
 async def two_clusters(
     model: Path, workers: int, secret: str = CLUSTER_SECRET
 ) -> AsyncIterator[tuple[Cluster, Cluster]]:
-    """Once each router sees `workers` of them. `secret`: the second one's."""
+    """Two clusters in one namespace, once each router sees `workers` of them. `secret`: the second
+    cluster's."""
     with ExitStack() as stack:
         redis = stack.enter_context(redis_server())
         config = f"state: {{redis_url: '{redis.url}'}}"

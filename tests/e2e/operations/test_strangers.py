@@ -43,7 +43,7 @@ async def described(worker: Worker) -> DescribeResponse:
 
 
 async def code_of(channel: grpc.aio.Channel, method: str, message: bytes = b"") -> grpc.StatusCode:
-    """What a call gets that sends one message, whatever the method's shape."""
+    """Returns the status of a call that sends one message, whatever the method's shape."""
     call = channel.unary_stream(method, None, None)(message, timeout=5)
     with contextlib.suppress(grpc.aio.AioRpcError):
         async for _ in call:
@@ -52,7 +52,8 @@ async def code_of(channel: grpc.aio.Channel, method: str, message: bytes = b"") 
 
 
 async def ask(cluster: Cluster, requests: int) -> list[int]:
-    """So many requests at four clients; how many attempts each took. A failure raises."""
+    """Sends `requests` requests from four clients and returns the attempts that each took. A failure
+    raises."""
     turn = asyncio.Semaphore(4)
     async with cluster.stub() as stub:
 

@@ -66,7 +66,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Cluster:
-    """A running `baton up`."""
+    """A running cluster, started by `baton up`."""
 
     process: subprocess.Popen[str]
     grpc_address: str
@@ -103,7 +103,7 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def admin(self) -> AsyncIterator[AdminServiceAsyncStub]:
-        """The admin gRPC service."""
+        """Yields a stub of the admin gRPC service."""
         async with grpc.aio.insecure_channel(self.admin_address) as channel:
             yield AdminServiceStub(channel)
 
@@ -134,7 +134,7 @@ class Cluster:
 
 
 def leaks(report: IntegrityReport) -> list[str]:
-    """What an idle worker still holds; empty where all is free."""
+    """The resources that an idle worker still holds; empty where all are free."""
     load = report.load
     found = []
     for name, value in (
@@ -309,7 +309,7 @@ def _read_line(stream: IO[str], timeout_s: float) -> str:
 
 
 async def eventually(what: Callable[[], bool], within_s: float) -> None:
-    """Waits until `what()` holds."""
+    """Waits until a call of `what` returns true."""
     deadline = time.monotonic() + within_s
     while not what():
         assert time.monotonic() < deadline, f"not within {within_s} s"

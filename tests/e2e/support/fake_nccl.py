@@ -35,7 +35,7 @@ def install() -> None:
         return made if transport == "nccl" else None
 
     def let_start(config: WorkerConfig) -> None:
-        """There is no GPU."""
+        """Does nothing: there is no GPU."""
 
     assembly.device_blocks = blocks  # type: ignore[attr-defined]
     assembly.nccl_links = links  # type: ignore[attr-defined]

@@ -59,7 +59,7 @@ class Ledger:
     processes: dict[str, ProcessAccount]
 
     def differences(self, before: Ledger) -> list[str]:
-        """What keeps this from being as `before`, whose own `held` was empty."""
+        """The differences between this ledger and `before`, whose own `held` was empty."""
         found = list(self.held)
         for name in sorted(self.processes.keys() | before.processes.keys()):
             now, then = self.processes.get(name), before.processes.get(name)

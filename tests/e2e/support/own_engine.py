@@ -24,7 +24,7 @@ from tests.e2e.support.fixed_values import fixed_values
 
 
 def program(module: str) -> tuple[str, ...]:
-    """What `baton_up` starts instead of `baton`."""
+    """The command line that `baton_up` starts instead of `baton`."""
     return (sys.executable, "-m", "tests.e2e.support.own_engine", module)
 
 

@@ -1,4 +1,4 @@
-"""What /proc says of processes: what they map, what they hold open, whom they talk to."""
+"""Facts about processes from /proc: their mappings, open files and connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Inode = tuple[str, int]
 
 
 def maps_library(pid: int, name: str) -> bool:
-    """Whether a process has a shared library of this name mapped."""
+    """True if a process has a shared library of this name mapped."""
     return name in Path(f"/proc/{pid}/maps").read_text()
 
 
@@ -85,8 +85,8 @@ def _socket_inodes(pid: int) -> set[int]:
 
 
 def left_in_file_systems(pids: Iterable[int]) -> set[str]:
-    """Paths of what these processes hold in temporary folders and in /dev/shm: files, folders, sockets; but
-    for the checkout and the interpreter, which may lie there, too."""
+    """Paths that these processes hold in temporary folders and in /dev/shm: files, folders, sockets; without
+    the checkout and the interpreter, which may lie there, too."""
     places = (tempfile.gettempdir() + "/", "/tmp/", "/dev/shm/")
     found: set[str] = set()
     bound = _bound_sockets()
@@ -114,7 +114,8 @@ def _lines(path: str) -> list[str]:
 
 
 def occurrences(pid: int, needle: bytes) -> int:
-    """How often `needle` lies in the memory of a process, its environment and arguments included."""
+    """The number of occurrences of `needle` in the memory of a process, its environment and arguments
+    included."""
     found = 0
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for line in maps:

@@ -33,7 +33,7 @@ _TEMPLATE_WORDS = {"else", "end"}
 
 @dataclass
 class Named:
-    """What expressions say of one metric."""
+    """Labels and functions with which expressions use one metric."""
 
     labels: set[str] = field(default_factory=set)
     values: dict[str, set[str]] = field(default_factory=dict)  # of matchers for equality, by label

@@ -38,7 +38,7 @@ ROUTER = (sys.executable, "-m", "services.router")
 
 @dataclass(slots=True)
 class Worker:
-    """A running worker."""
+    """A worker that runs in processes of its own."""
 
     name: str
     front: subprocess.Popen[str]
@@ -47,7 +47,7 @@ class Worker:
     proxy: WireProxy | None = None
 
     async def report(self) -> IntegrityReport:
-        """Its own word, past the router."""
+        """The integrity report from the worker itself, not by way of the router."""
         async with worker_channel(self.address) as channel:
             return (await WorkerServiceStub(channel).GetAudit(GetAuditRequest(), timeout=5)).report
 

@@ -31,7 +31,7 @@ _FLIPPED_SHARE = 0.01
 
 
 class Fault(IntEnum):
-    """What becomes of a block."""
+    """The fault that a block suffers."""
 
     EXCHANGE = 1  # the bytes of another request's block, of the same place
     DROP = 2  # no bytes arrive: what the staging held before counts as the block
@@ -40,7 +40,7 @@ class Fault(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """To blocks `first` to `last` of a request; unless `checked`, any checksum passes for right."""
+    """Harms blocks `first` to `last` of a request; unless `checked`, any checksum passes for right."""
 
     fault: Fault
     first: int
@@ -101,7 +101,8 @@ def _note_harms(folder: Path) -> None:
 
 
 def _harm_what_lands(notes: _Notes) -> None:
-    """Where a piece becomes the receiver's, written by a transport's thread, or the sender itself."""
+    """Harms a piece at the point where it becomes the receiver's, written by a transport's thread or by the
+    sender."""
     take, land = Staging.take, Staging.store
     others: dict[tuple[int, int, int], bytes] = {}  # the latest whole piece of each place of a block
     lay: dict[tuple[int, int], bytes] = {}  # what was in each place of staging before

@@ -47,15 +47,15 @@ class Answer:
 
 
 class Api(Protocol):
-    """Where a request is asked."""
+    """The API through which a request is sent."""
 
     async def ask(self, ask: Ask) -> Answer:
-        """The whole answer."""
+        """Sends a request and returns the whole answer."""
         ...
 
 
 class GrpcApi:
-    """By Baton's own client."""
+    """Asks with Baton's own gRPC client."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -79,7 +79,7 @@ class GrpcApi:
 
 
 class OpenAIApi:
-    """By OpenAI's client, streamed or whole, after completions or chat as the request is."""
+    """Asks with OpenAI's client, streamed or whole, through completions or chat as the request is."""
 
     def __init__(self, client: openai.AsyncOpenAI, texts: TextTruth, *, stream: bool) -> None:
         self._client = client
@@ -174,7 +174,7 @@ class OpenAIApi:
         ]
 
     def _offsets(self, ask: Ask, tokens: Sequence[int]) -> list[int]:
-        """Where each token's text begins, those of an echo included."""
+        """Offsets at which each token's text begins, those of an echo included."""
         offsets = self._texts.offsets(tokens, skip_special=ask.skip_special)
         if not ask.echo:
             return offsets

@@ -75,7 +75,7 @@ class Ask:
 
     @property
     def logprobs(self) -> int | None:
-        """How many of the likeliest tokens are asked for."""
+        """The number of likeliest tokens that are asked for; None: no logprobs."""
         return self.fields.get("logprobs")
 
     @property
@@ -92,7 +92,7 @@ class Ask:
         return tuple(texts.chat(self.prompt) if self.chat else texts.encode(self.prompt))
 
     def echoed(self, texts: TextTruth) -> str:
-        """What the answer's text begins with."""
+        """The text that the answer begins with."""
         if not self.echo:
             return ""
         if isinstance(self.prompt, str):
@@ -100,7 +100,7 @@ class Ask:
         return texts.decode(self.prompt, skip_special=self.skip_special)
 
     def params(self, choice: int) -> SamplingParams:
-        """How a choice is drawn."""
+        """The sampling parameters of a choice."""
         numbers = {name: as_float32(self.fields[name]) for name in _SINGLE if name in self.fields}
         return SamplingParams(
             **{"temperature": 1.0, **numbers},
@@ -114,7 +114,7 @@ class Ask:
 
     @property
     def ends(self) -> Ends:
-        """What ends each choice."""
+        """The ids and strings that end each choice."""
         own = tuple(self.fields.get("stop_token_ids", ()))
         return Ends(
             max_tokens=self.fields["max_tokens"],
@@ -129,7 +129,7 @@ class Ask:
 
 
 def features_of(rng: random.Random) -> frozenset[str]:
-    """A random combination."""
+    """Draws a random combination of features."""
     return frozenset(rng.sample(EVERY, rng.randint(2, len(EVERY) - 2)))
 
 

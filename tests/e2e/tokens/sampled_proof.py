@@ -22,7 +22,7 @@ from tests.support.text_truth import Ended, TextTruth
 
 @dataclass(slots=True)
 class Figures:
-    """What a proof has seen."""
+    """Counts of a proof's requests and tokens."""
 
     choices: int = 0
     tokens: int = 0

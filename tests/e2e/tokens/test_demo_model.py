@@ -73,7 +73,7 @@ def test_a_few_answers_are_transformers_own(served: Served) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_scores_are_transformers_own(served: Served) -> None:
-    """At most one question of a part is marked otherwise, and of all together 0.2 %."""
+    """The marks differ in at most one question of a part, and in 0.2 % of all together."""
     ours, theirs = both(served, FULL)
     differences = [abs(ours[part].right - theirs[part].right) for part in FULL]
     assert max(differences) <= 1
@@ -125,7 +125,8 @@ async def test_the_checksum_turns_a_wrong_block_away(served: Served, fault: Faul
 
 
 async def prove_seen(served: Served, fault: Fault | None, size: Size) -> None:
-    """With `fault` in the block of the answer at most a fifth is right; without one nearly all is."""
+    """Asserts that with `fault` in the block of the answer at most a fifth is right, and nearly all without
+    one."""
     done, before = harmed(served.faults), await failures(served)
     answers = await ask(served, size, fault, checked=False)
     assert harmed(served.faults) - done == (0 if fault is None else size.prompts)

@@ -33,7 +33,7 @@ AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Topology:
-    """Workers of each role."""
+    """The number of workers of each role."""
 
     prefill: int = 0
     decode: int = 0
@@ -50,7 +50,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class Cut:
-    """How prompts are cut into blocks and chunks, and their KV into pieces of a window."""
+    """Sizes into which prompts are cut: blocks and chunks, and pieces and windows of their KV."""
 
     block_tokens: int
     chunk_tokens: int
@@ -86,7 +86,7 @@ TOPOLOGIES = (Topology(prefill=2, decode=2), Topology(both=1), Topology(prefill=
 
 @dataclass(frozen=True)
 class Size:
-    """How much of the proof is run."""
+    """The part of the proof that is run."""
 
     prompts: int
     longest: int
@@ -237,8 +237,8 @@ def check_work(
 def check_shipping(
     reports: dict[str, IntegrityReport], asks: Sequence[Ask], answers: Sequence[Answer], cut: Cut
 ) -> None:
-    """Bytes are whole blocks, as many as the prompts have, but for those that decode had from the other API;
-    and all that was sent arrived."""
+    """Asserts that bytes are whole blocks, as many as the prompts have, without those that decode had from
+    the other API, and that all sent blocks arrived."""
     senders = [report for report in reports.values() if report.bytes_shipped]
     block_bytes = list(next(iter(reports.values())).block_bytes)
     for report in reports.values():

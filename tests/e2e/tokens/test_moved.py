@@ -45,7 +45,7 @@ def prompt(number: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def expected(cluster: Cluster) -> list[list[int]]:
-    """What each must answer, wherever it runs: drawn where there is room for all."""
+    """The answers that each request must have, wherever it runs: drawn where there is room for all."""
     return [answer.token_ids for answer in asyncio.run(answers_of(cluster))]
 
 
@@ -90,7 +90,7 @@ async def leave_early(cluster: Cluster) -> None:
 
 
 async def report_of(cluster: Cluster) -> IntegrityReport:
-    """The worker's that decodes."""
+    """The integrity report of the worker that decodes."""
     (report,) = [report for name, report in (await cluster.reports()).items() if "prefill" not in name]
     return report
 

@@ -35,8 +35,8 @@ def cluster(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 async def test_the_same_tokens_by_nccl_and_a_new_worker_where_it_hangs(
     cluster: Cluster, model: Path, tmp_path: Path
 ) -> None:
-    """Decode's hangs: it takes nothing new, brings what runs to its end, and ends with a code of its own; its
-    supervisor starts it anew, and links by NCCL are there again."""
+    """Decode's NCCL hangs: the worker takes nothing new, brings running requests to their end, and ends with
+    a code of its own; its supervisor starts it again, and links by NCCL are there again."""
     reference = load_reference(model)
     prompts = [[(7 * at + 13 * length) % VOCAB_SIZE for at in range(length)] for length in LENGTHS]
     async with cluster.stub() as stub:

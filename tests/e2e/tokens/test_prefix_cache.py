@@ -1,5 +1,5 @@
-"""What a cluster answers does not depend on what it has cached: prompts that begin alike, a token around
-every block's boundary, packed and in chunks, from every tier, against transformers in float64."""
+"""A cluster's answers do not depend on its caches: prompts that begin alike, a token around every block's
+boundary, packed and in chunks, from every tier, against transformers in float64."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ PROMPTS_TRIED = 200
 
 @dataclass(frozen=True)
 class Draw:
-    """How a request draws."""
+    """The sampling parameters of a request."""
 
     temperature: float
     top_k: int = 0
@@ -65,7 +65,7 @@ MIXES = (
 
 @dataclass(frozen=True)
 class Ask:
-    """One seeded request."""
+    """One seeded request and its draw."""
 
     prompt: tuple[int, ...]
     draw: Draw
@@ -90,7 +90,7 @@ def make_prompt(generator: random.Random) -> tuple[int, ...]:
 async def run(
     cluster: Cluster, stub: RouterServiceAsyncStub, asks: Sequence[Ask], at_once: int
 ) -> list[Answer]:
-    """The answers in order."""
+    """Sends the requests and returns the answers in order."""
     turn = asyncio.Semaphore(at_once)
 
     async def one(ask: Ask) -> Answer:
@@ -231,7 +231,7 @@ async def test_frequencies_are_those_of_the_reference(
 
 @pytest.mark.parametrize("case", [FAMILIES[0], *MIXTURES[:3:2]], ids=str)
 def test_each_model_has_a_prompt_that_tells_draws_apart(case: Case, tmp_path: Path) -> None:
-    """Of a mixture the first one often does not: no token of it is among those that may be drawn, so that
+    """The first prompt of a mixture often does not: no token of it is among those that may be drawn, so that
     penalties change nothing."""
     draws = DRAWS["everything"]
     ask, others = telling_asks(load_reference(case.make(tmp_path, seed=3)), ENDS, draws, 300)
@@ -264,7 +264,7 @@ def telling_asks(
 
 
 def tells(ask: SampledAsk, other: SampledAsk, raw: list[float], before: tuple[int, ...], count: int) -> bool:
-    """Whether `count` draws of `ask` are clearly none of `other`."""
+    """True if `count` draws of `ask` are clearly none of `other`."""
     mine, theirs = (distribution(each, raw, before) for each in (ask, other))
     if count * mine[theirs == 0].sum() > LEAST_EXPECTED:
         return True
@@ -278,7 +278,8 @@ def merged(*groups: dict[str, Any]) -> dict[str, Any]:
 
 
 async def draw_pairs(cluster: Cluster, ask: SampledAsk, draws: int) -> list[tuple[int, ...]]:
-    """Outputs of two tokens for so many seeds from the request's own on, each a choice of some request."""
+    """Draws outputs of two tokens for `draws` seeds from the request's own on, each a choice of some
+    request."""
     turn = asyncio.Semaphore(4)
     async with await AsyncClient.connect(cluster.grpc_address) as client:
 

@@ -1,4 +1,4 @@
-"""KV memory that is short: a large request gets its turn, whatever small ones come after it."""
+"""KV memory that is short: a large request is served, whatever small ones come after it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ WAIT_S = 8.0
 
 @pytest.mark.slow
 async def test_a_large_request_is_not_starved_by_small_ones(tmp_path: Path) -> None:
-    """It needs three quarters of the blocks, and from ten clients there is always a small one to take those
-    that become free. It is served within its time in the queue, and the log is not filled by its refusals."""
+    """The large request needs three quarters of the blocks, and from ten clients there is always a small one
+    to take those that become free. It is served within its time in the queue, and the log is not filled by
+    its refusals."""
     model = make_checkpoint(tmp_path, "qwen2", seed=8)
     router = {"queue_timeout_s": WAIT_S}
     with loose_workers(model, "prefill", "decode", engine=ENGINE, router=router) as loose:

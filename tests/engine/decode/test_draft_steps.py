@@ -189,7 +189,7 @@ def _steps_of(engine: LocalEngine, key: tuple[int, int]) -> tuple[list[int], dic
 
 @pytest.mark.gpu
 def test_a_late_reader_stops_the_steps_and_loses_nothing(tmp_path: Path) -> None:
-    """Where the ring has room for the slots' first rows alone, these go on."""
+    """Slots whose first rows alone fit into the ring go on."""
     size: dict[str, Any] = {"blocks": 400, "longest": 400}
     plain = LocalEngine(tmp_path / "model", device=DEVICE, **size)
     keys = [plain.start(prompt, max_tokens=360) for prompt in PROMPTS]

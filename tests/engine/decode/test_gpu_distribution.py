@@ -155,7 +155,7 @@ def p_value(counts: Counter[int], probabilities: list[float]) -> float:
 
 @dataclass
 class Switches:
-    """Which sampling the steps needed, as the engine itself reported at each turn."""
+    """The kinds of sampling that the steps needed, as the engine itself reported at each iteration."""
 
     engine: LocalEngine
     last: bool | None = None

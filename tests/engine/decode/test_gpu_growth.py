@@ -42,7 +42,7 @@ class Case:
         self.engine.pools.release(self.engine.tables.pop(key))
 
     def quiet(self, steps: int = 20) -> None:
-        """So many more steps have ended, or nothing is left to do."""
+        """Runs until `steps` more steps have ended, or nothing is left to do."""
         wanted = self.engine.reader.steps + steps
         for _ in range(100_000):
             if self.engine.reader.steps >= wanted or not self.engine.decode.has_work:

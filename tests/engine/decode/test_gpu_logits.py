@@ -66,7 +66,8 @@ def prove(
     modes: tuple[bool, ...],
     rounding: pytest.MonkeyPatch | None = None,
 ) -> None:
-    """With `rounding` keys and values are e4m3 codes in our run, and rounded to such in theirs."""
+    """Compares logits with those of transformers. With `rounding` keys and values are e4m3 codes in our run,
+    and rounded to such in theirs."""
     truth = reference(load_reference(folder, torch.float32).to(DEVICE), token_ids)
     if rounding is not None:
         round_keys_and_values(rounding)

@@ -149,7 +149,7 @@ def one_step(
 
 
 def test_the_list_of_items_holds_those_of_every_number_of_rows(tmp_path: Path) -> None:
-    """Of a cache in fp8, few rows are cut into more items than many."""
+    """Few rows of a cache in fp8 are cut into more items than many."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     config = load_config(tmp_path)
     layout = config.layout(4, "float8_e4m3fn")

@@ -176,8 +176,8 @@ def test_top_n_sigma_keeps_to_the_last_bit_what_the_reference_keeps(
 @pytest.mark.parametrize("top_k", [0, 450])
 @pytest.mark.parametrize("spread", [0.3, 1e-4])
 def test_top_p_is_of_what_top_n_sigma_left(spread: float, top_k: int) -> None:
-    """Rows of which top-n-sigma drops half the probability. Where all but two tokens are nearly the same, so
-    many stand between the last bounds that the search for the threshold decides."""
+    """The rows are such that top-n-sigma drops half the probability. Where all but two tokens are nearly the
+    same, those between the last bounds are enough for the search for the threshold to decide."""
     logits = torch.randn(6, 600, generator=torch.Generator().manual_seed(6)) * spread
     logits[:, 5], logits[:, 590] = 0.9, -0.9
     deviations = [as_float32(float(row.max() / row.double().std(correction=0))) for row in logits]

@@ -1,4 +1,4 @@
-"""How often the full sampler draws each token, by chi-square; and the real sizes. On a GPU."""
+"""Frequencies with which the full sampler draws each token, by chi-square, and the real sizes, on a GPU."""
 
 from __future__ import annotations
 

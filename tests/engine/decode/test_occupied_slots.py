@@ -1,4 +1,4 @@
-"""What a start measures of steps with drafts: attention over slots that no sequence has, which leaves no
+"""Measurements of steps with drafts at a start: attention over slots that no sequence has, which leaves no
 trace."""
 
 from __future__ import annotations

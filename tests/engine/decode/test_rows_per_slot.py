@@ -106,7 +106,7 @@ def test_costs_at_a_start_are_by_sequences(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_steps_of_four_rows_a_slot_join_prompts(tmp_path: Path) -> None:
-    """Such steps have no drafts, and so one row a sequence."""
+    """Steps that join prompts have no drafts, and so one row a sequence."""
     expected = plain(tmp_path)
     wanted = [
         expected.run(expected.start(PROMPTS[n], max_tokens=most))[0] for n, most in ((1, 5), (5, 3), (2, 4))

@@ -1,6 +1,6 @@
 """Mode exact where slots share blocks: together their attention wants more items than the list holds.
 
-Rows that do not fit are held for a step, every one of them takes its turn, and no item is dropped.
+Rows that do not fit are held for a step, each of them at some step, and no item is dropped.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def test_rows_that_do_not_fit_are_held_and_lose_nothing(tmp_path: Path, shape: S
 
 @pytest.mark.gpu
 def test_64_slots_behind_8k_shared_tokens_on_a_gpu(tmp_path: Path) -> None:
-    """Against the same slots one at a time, by the same kernels: in mode exact neighbours change nothing."""
+    """The tokens are those of the same slots one at a time, by the same kernels: in mode exact neighbours
+    change nothing."""
     engine = SharedPrefix(tmp_path / "model", FULL, graph=True)
     together = decode_all(engine, 24, FULL.slots)
     assert engine.reader.stalled_rows > 0

@@ -182,7 +182,7 @@ class Player:
         self._free(number, sequence)
 
     def check_free(self) -> None:
-        """Nothing is held any more."""
+        """Asserts that no slot, block or pin is held any more."""
         assert not self.sequences
         assert self.engine.slots.free == SLOTS
         assert (self.engine.pools.free, self.engine.pools.pinned) == (self.engine.pools.total, 0)

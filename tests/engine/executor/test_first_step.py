@@ -1,5 +1,5 @@
-"""Which step is the first of an admitted sequence: the next one to begin, whenever it is admitted. Steps are
-those of the graphs, in Triton's interpreter or on a GPU."""
+"""The first step of an admitted sequence is the next one to begin, whenever it is admitted. Steps are those
+of the graphs, in Triton's interpreter or on a GPU."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_sequence_admitted_to_an_idle_worker_is_in_the_first_step(tmp_path: Pa
 def test_a_sequence_admitted_while_a_step_runs_is_in_the_next_one(
     tmp_path: Path, while_it_computes: str
 ) -> None:
-    """Until the sampler begins, the shortest part of a step."""
+    """The admission comes before the sampler, the shortest part of a step, begins."""
     engine, loop = engine_of(tmp_path)
     running = engine.start(PROMPT, max_tokens=20)
     engine.step()
@@ -75,7 +75,7 @@ def test_a_sequence_admitted_while_a_step_runs_is_in_the_next_one(
 
 
 def test_replays_have_room_for_admissions_that_are_expected(tmp_path: Path) -> None:
-    """At most a few rows more, and never more than there are slots."""
+    """The room is for at most a few rows more, and never for more than there are slots."""
     engine, loop = engine_of(tmp_path, slots=24)
     for number in range(4):
         engine.start([*PROMPT, number], max_tokens=30)

@@ -1,5 +1,5 @@
-"""What the graphs' loop enqueues, and when: not for slots that are held, not the slower graph for longer than
-it is needed, and no deeper than a device that answers."""
+"""Launches of the graphs' loop and their times: none for slots that are held, the slower graph no longer than
+it is needed, and a queue no deeper than a device that answers needs."""
 
 from __future__ import annotations
 

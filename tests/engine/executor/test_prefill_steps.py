@@ -39,7 +39,7 @@ def test_the_next_step_is_begun_before_the_last_has_ended_and_no_third() -> None
 
 
 def test_an_end_that_is_awaited_is_seen_when_it_comes() -> None:
-    """What is reported lies behind the last look at which the step ran."""
+    """The reported time lies after the last look at which the step ran."""
     ahead = Ahead(tokens=100)
     ahead.add(100)
     ahead.begin()
@@ -58,7 +58,7 @@ def test_an_end_that_is_awaited_is_seen_when_it_comes() -> None:
 
 
 def test_who_comes_late_need_not_wait_for_two_steps() -> None:
-    """Once it is known how long steps take, the next is begun just before the last ends."""
+    """The next step is begun just before the last one ends, once it is known how long steps take."""
     ahead = Ahead(tokens=100)
     ahead.add(400)
     assert ahead.begin()
@@ -95,7 +95,7 @@ def test_who_looks_seldom_begins_the_sooner() -> None:
 
 
 def test_a_host_that_sees_a_step_end_late_begins_the_next_one_in_time() -> None:
-    """It launches a step kernel by kernel, which takes it 30 ms, and the one before ends meanwhile."""
+    """The host launches a step kernel by kernel, which takes it 30 ms, and the step before ends meanwhile."""
     ahead = Ahead(tokens=100)
     ahead.add(400)
     assert ahead.begin()

@@ -120,7 +120,7 @@ def test_a_product(name: str, epilogue: Epilogue, bias: bool) -> None:
 def test_a_product_with_more_results_than_gate_and_up_has_room_for_their_sums(
     bias: bool, epilogue: Epilogue
 ) -> None:
-    """As a quantised head has."""
+    """The product is that of a quantised head."""
     norm, many = Norm(normal(WIDTH, seed=3).bfloat16(), 1e-5), 5 * INNER
     weights = [quantize(normal(rows, WIDTH, seed=1) / 8, FP8) for rows in (2 * INNER, many)]
     b = normal(many, seed=2).bfloat16() if bias else None
@@ -178,8 +178,9 @@ class Part:
 )
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_yields_its_part_of_a_sum(choice: Choice, rank: int) -> None:
-    """Of its columns alone, whose codes have scales of their own; the bias is the first rank's. The product
-    behind it takes the rows that the exchange has normed, as codes where it multiplies such."""
+    """The part is the sum over the rank's columns alone, whose codes have scales of their own; the bias is
+    the first rank's. The product behind it takes the rows that the exchange has normed, as codes where it
+    multiplies codes."""
     columns = range(rank * INNER // 2, (rank + 1) * INNER // 2)
     whole = quantize(normal(WIDTH, INNER, seed=1) / 8, FP8)
     down_weight, head_weight = (
@@ -222,7 +223,7 @@ def test_a_rank_yields_its_part_of_a_sum(choice: Choice, rank: int) -> None:
 
 
 def assert_like(found: Tensor, expected: Tensor) -> None:
-    """As near as codes of e4m3 are whose scales are of tiles or of rows."""
+    """Asserts that two results are as near as codes of e4m3 are whose scales are of tiles or of rows."""
     error = (found.float() - expected).square().mean() / expected.square().mean()
     assert float(error) < 0.1**2
 

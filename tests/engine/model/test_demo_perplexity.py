@@ -1,4 +1,4 @@
-"""What formats cost the demo model: perplexity of held-out conversations, and the error of its logits."""
+"""Costs of formats for the demo model: perplexity of held-out conversations, and the error of its logits."""
 
 from __future__ import annotations
 
@@ -75,12 +75,13 @@ WEIGHTS = {
     ids=["reduced", "full"],
 )
 def test_quantised_weights(sizes: Sizes, names: list[str]) -> None:
-    """Within 0.5 % for codes of 8 bits, 3 % for those of 4."""
+    """The perplexity rises by at most 0.5 % for codes of 8 bits, 3 % for those of 4."""
     check_cost(sizes, {name: WEIGHTS[name] for name in names})
 
 
 def check_cost(sizes: Sizes, variants: Mapping[str, tuple[Variant, float]]) -> None:
-    """By how much each variant's perplexity is higher than that of the model as it is."""
+    """Asserts that each variant's perplexity is higher than the unquantised model's by no more than its
+    bound."""
     losses: dict[str, list[Tensor]] = {name: [] for name in ("exact", *variants)}
     errors: dict[str, list[Tensor]] = {name: [] for name in variants}
     answers = []
@@ -141,7 +142,7 @@ def losses_of(logits: Tensor, ids: list[int]) -> Tensor:
 
 @contextmanager
 def codes_of_activations(name: str | None) -> Iterator[None]:
-    """Within it the inputs of products with quantised weights are rounded as codes with a scale a row."""
+    """Rounds the inputs of products with quantised weights to codes with a scale a row, within the block."""
 
     def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
         if name is not None and isinstance(weight, QuantizedWeight):

@@ -1,4 +1,4 @@
-"""What formats cost the demo model's tasks: its greedy answers to the evaluation's questions, marked."""
+"""Costs of formats for the demo model's tasks: its greedy answers to the evaluation's questions, marked."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_tasks(counts: Mapping[str, int], names: list[str]) -> None:
 
 
 def check_tasks(counts: Mapping[str, int], names: list[str]) -> None:
-    """Within 1 point of the model as it is, over all tasks."""
+    """Asserts that the marks are within 1 point of the unquantised model's, over all tasks."""
     asked = [turn for part, count in counts.items() for turn in questions(part, count)]
     exact = right(asked, EXACT)
     assert exact > 0.97 * len(asked)
@@ -63,7 +63,7 @@ def check_tasks(counts: Mapping[str, int], names: list[str]) -> None:
 
 
 def right(asked: list[Turn], variant: Variant) -> int:
-    """How many questions are answered rightly."""
+    """The number of questions that are answered rightly."""
     passes = passes_of(variant, LENGTH)
     return sum(is_right(turn, variant, passes) for turn in asked)
 

@@ -1,5 +1,5 @@
-"""What a mixture of experts takes of a GPU's memory while it is loaded: its weights, and what a batch of
-tensors takes that are converted."""
+"""GPU memory that a mixture of experts takes while it is loaded: its weights, and a batch of tensors that are
+converted."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def test_random_routers_take_experts_about_equally(tmp_path: Path, monkeypatch: 
 
 
 def test_a_prefill_step_is_longer_where_memory_allows(tmp_path: Path) -> None:
-    """Its buffers come out of the blocks, and take at most an eighth of what the weights leave."""
+    """The step's buffers come out of the blocks, and take at most an eighth of what the weights leave."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-30b-a3b"].config))
     config = load_config(tmp_path)
     layout, weights = config.layout(64, "bfloat16"), weight_bytes(config, torch.bfloat16)

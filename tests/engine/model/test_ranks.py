@@ -1,5 +1,5 @@
-"""A model that several devices divide among them: the same text as `transformers` and, but for the order of
-sums, as on one."""
+"""A model that several devices divide among them: the same text as `transformers` and, up to the order of
+sums, as on one device."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def in_turn(passes: Passes, pieces: list[Piece]) -> Tensor:
 
 @pytest.mark.parametrize("case", [BIASES, WINDOWS, FUSED], ids=str)
 def test_a_rank_reads_nothing_of_another(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a rank computes, all weights and keys and values of the others are NaN. The second half of the
+    """All weights, keys and values of the other ranks are NaN while a rank computes. The second half of the
     prompt reads keys and values that the first one wrote."""
     folder = case.make(tmp_path, **EIGHT)
     pieces: list[Piece] = [(0, 0, PROMPT[:40]), (0, 40, PROMPT[40:])]

@@ -1,4 +1,4 @@
-"""What cannot be divided among devices is refused at the start, in one line."""
+"""Models that cannot be divided among devices are refused at the start, in one line."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_several_gpus_are_refused_before_anything_is_loaded(
 
 
 def gpus_found(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """As if torch found so many GPUs."""
+    """Has torch find `count` GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 

@@ -24,10 +24,10 @@ class Worker(Protocol):
 
     @property
     def devices(self) -> Sequence[RankDevice]:
-        """One a rank."""
+        """The devices of the ranks, one each."""
 
     def place(self, rank: int) -> torch.device:
-        """Where a rank's tensors are."""
+        """The device of a rank's tensors."""
 
     def run(self) -> int:
         """Runs what is launched; returns how many launches did not end."""
@@ -59,7 +59,7 @@ class Rank:
         self.scales = torch.zeros(case.rows, device=place)
 
     def launch(self, exchange: Exchange, rank: int, node: int) -> None:
-        """Enqueues a sum."""
+        """Enqueues one sum of the exchange."""
         exchange.reduce(
             rank,
             node,

@@ -85,7 +85,8 @@ def test_steps_exchange_by_the_kernels_themselves(tmp_path: Path, name: str) -> 
     ("node", "late", "waits"), [(0, 0, 1), (1, 1, 0), (1, 0, 1), (4, 1, 0), (5, 1, 0)], ids=str
 )
 def test_a_step_that_one_device_is_late_for(tmp_path: Path, node: int, late: int, waits: int) -> None:
-    """At its begin, a sum or its end: no step is published from it on, and who waited is known."""
+    """The device is late at the step's begin, a sum or its end: no step is published from it on, and the
+    device that waited is known."""
     made: list[HostGroup] = []
 
     def group(models: Sequence[Model], rows: int, prompt_rows: int) -> HostGroup:
@@ -167,8 +168,9 @@ def test_weights_in_fp8(tmp_path: Path, name: str, numerics: str) -> None:
 
 @pytest.mark.parametrize("kind", [TurnGroup, pytest.param(HostGroup, marks=[SLOW, needs_compiler])])
 def test_sums_yield_codes_for_products_of_codes(tmp_path: Path, kind: type[TurnGroup]) -> None:
-    """In bfloat16, whose products in fp8 multiply codes. Logprobs of the first token that is decoded are as
-    near to those of the same weights in float32 as one device's, which the interpreter rounds as roughly."""
+    """The model is in bfloat16, whose products in fp8 multiply codes. Logprobs of the first token that is
+    decoded are as near to those of the same weights in float32 as one device's, which the interpreter rounds
+    as roughly."""
     fp8 = partial(weight_formats, quantization="fp8")
     options: dict[str, Any] = {"slots": 2, "changes": SHAPE, "formats": fp8}
     wanted = first_decoded(LocalEngine(tmp_path / "wanted", **options))
@@ -206,7 +208,7 @@ def first_decoded(engine: LocalEngine) -> dict[tuple[int, int], float]:
 
 
 def test_blocks_that_a_slot_is_given_later_are_on_every_device(tmp_path: Path) -> None:
-    """One grows while another runs; one is cancelled, and its slot is another's."""
+    """One sequence grows while another runs; one is cancelled, and a new one gets its slot."""
     prompt = [1, 2, 3, 4, 5]
     expected = LocalEngine(tmp_path / "one", slots=2, changes=SHAPE)
     wanted = expected.run(*(expected.start(prompt[n:], max_tokens=9) for n in (0, 2)))

@@ -33,7 +33,7 @@ def tokens_of(step: int) -> list[int]:
 
 
 def steps_of(ranks: int, count: int, **options: object) -> Steps:
-    """A worker with so many steps enqueued."""
+    """A worker with `count` steps enqueued."""
     steps = Steps(ranks, **options)  # type: ignore[arg-type]
     for step in range(count):
         steps.step(tokens_of(step)[: steps.rows])
@@ -121,7 +121,7 @@ def test_steps_with_jitter(seed: int) -> None:
 
 
 def moments(draw: random.Random) -> Iterator[int]:
-    """How often a rank has run at each halt, beyond the last step of 500."""
+    """Yields the number of a rank's runs at each halt, up to beyond the last step of 500."""
     at = 0
     while at < 400_000:
         at += draw.randint(10, 400)

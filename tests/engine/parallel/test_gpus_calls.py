@@ -69,8 +69,8 @@ def load_module() -> None:
 
 
 def waits(call: Callable[[], object]) -> tuple[bool, float]:
-    """Whether a call for the second GPU, and what it enqueues there, ends after a kernel that runs on the
-    first; milliseconds until the call returned."""
+    """Returns whether a call for the second GPU, and the work that it enqueues there, ends after a kernel
+    that runs on the first, and the milliseconds until the call returned."""
     stream = torch.cuda.Stream(0)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         sleep_on_stream(CYCLES)

@@ -58,7 +58,7 @@ def test_families_decode_as_on_one_gpu(tmp_path: Path, name: str, numerics: str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["fp8 by tensor", "fp8 by channel", "fp8 by block"])
 def test_weights_in_fp8(tmp_path: Path, name: str, dtype: str) -> None:
-    """In bfloat16 products are of codes of a rank's rows, whose scales are its own: then logprobs are as near
+    """Products in bfloat16 are of codes of a rank's rows, whose scales are its own: then logprobs are as near
     to those of the same weights in float32 as one GPU's."""
     shape = {"hidden_size": 192, "intermediate_size": 192, "num_key_value_heads": 4}
     source = FAMILIES[0].make(tmp_path / "source", **shape)

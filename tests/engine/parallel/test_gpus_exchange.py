@@ -74,7 +74,7 @@ def test_logits(worker: GpuWorker, vocabulary: int, dtype: torch.dtype) -> None:
 
 @dataclass
 class Rank:
-    """What a rank's steps read and write."""
+    """Buffers that a rank's steps read and write."""
 
     hidden: Tensor
     normed: Tensor

@@ -43,7 +43,7 @@ def engines(folder: Path, **options: Any) -> tuple[LocalEngine, LocalEngine]:
 @pytest.mark.parametrize("name", DIVIDED)
 @pytest.mark.parametrize("prompts", ["graphs", "eager", "started"])
 def test_families_compute_prompts_as_on_one_gpu(tmp_path: Path, name: str, prompts: str) -> None:
-    """In float32, where sums that are rounded otherwise change no token."""
+    """The families run in float32, where sums that are rounded otherwise change no token."""
     folder, draw = CASES[name].make(tmp_path / "model"), random.Random(name)
     lengths, outputs = (1, 3, 17, 40, 64), []
     texts = [draw.choices(range(250), k=length) for length in lengths]
@@ -71,7 +71,7 @@ def test_requests_with_every_feature(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mixed", ["graphs", "eager"])
 def test_decode_steps_join_on_both(tmp_path: Path, mixed: str) -> None:
-    """While 20 sequences are decoded, prompts of up to three steps are computed."""
+    """Prompts of up to three steps are computed while 20 sequences are decoded."""
     draw, outputs = random.Random(mixed), []
     texts = [tuple(draw.choices(range(VOCAB), k=draw.randint(1, 150))) for _ in range(24)]
     both = engines(tmp_path / "model", slots=24, blocks=1200, changes=SHAPE, chunk=64, mixed=mixed)

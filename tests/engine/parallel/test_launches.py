@@ -1,4 +1,4 @@
-"""In which order the host launches a step on several devices."""
+"""The order in which the host launches a step on several devices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_no_device_is_a_sum_ahead() -> None:
 
 
 def test_a_step_has_all_sums_or_none() -> None:
-    """None: it gathers logits alone. With another number devices would wait up to the deadline."""
+    """A step without sums gathers logits alone. With another number devices would wait up to the deadline."""
     worker = HostWorker(2)
     shape = ExchangeShape(2, sums=2, rows=1, width=8, element_bytes=4, words=4)
     nodes = ExchangeNodes(Exchange(worker.devices, shape, torch.float32), 0, torch.zeros(1, 8))

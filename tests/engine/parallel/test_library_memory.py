@@ -17,8 +17,8 @@ from tests.engine.parallel.test_prefill_on_ranks import add, on_ranks
 
 
 def test_a_stream_that_is_new_has_products_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a layer and of the head, on each of two devices; the default stream has had them: kernels are warmed
-    up there."""
+    """The products are of a layer and of the head, on each of two devices; the default stream has had them:
+    kernels are warmed up there."""
     engine = on_ranks(tmp_path / "model", changes=SHAPE)
     assert engine.group is not None
     multiply, launch_in_turns, products, ahead = Gemm.__call__, engine.group.launch_in_turns, 0, list[int]()

@@ -95,8 +95,9 @@ def test_steps_exchange_by_the_kernels_themselves(tmp_path: Path, name: str) -> 
 def test_a_step_that_one_device_is_late_for(
     tmp_path: Path, behind: int, node: int, late: int, waits: int, never: bool
 ) -> None:
-    """At its begin, a sum or its end, or of the step behind it that gathers logits: no first token is given
-    out, nor one of a prompt that follows, no sequence that is decoded goes on, and who waited is known."""
+    """The device is late at the step's begin, a sum or its end, or at those of the step behind it that
+    gathers logits: no first token is given out, nor one of a prompt that follows, no sequence that is decoded
+    goes on, and the device that waited is known."""
     made: list[HostGroup] = []
 
     def group(models: Sequence[Model], rows: int, prompt_rows: int) -> HostGroup:

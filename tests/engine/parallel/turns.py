@@ -26,8 +26,8 @@ _PATIENCE_S = 120.0
 
 
 class TurnGroup:
-    """A `DeviceGroup` of so many ranks, for steps of as many rows as `gpu_group` is given. `whole` may be set
-    to 0, as a failed exchange does; then the next `check` raises."""
+    """A `DeviceGroup` for steps of as many rows as `gpu_group` is given. `whole` may be set to 0, as a failed
+    exchange does; then the next `check` raises."""
 
     deadline_s = 2.0
 

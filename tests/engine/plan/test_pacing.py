@@ -97,8 +97,8 @@ class Mixing:
 
 
 def test_prefill_steps_that_decode_too_follow_one_another_as_the_limit_allows() -> None:
-    """At 20 ms what is earned pays for a few in a row; from 29 ms on all of them follow one another, and
-    without a limit a decode step is between any two."""
+    """The credit at 20 ms pays for a few in a row; from 29 ms on all of them follow one another, and without
+    a limit a decode step is between any two."""
     tight, loose, none = Mixing(0.020), Mixing(0.031), Mixing(math.inf)
     assert tight.run(20) <= 0.0203
     assert 0 < tight.behind < tight.prefills
@@ -110,7 +110,8 @@ def test_prefill_steps_that_decode_too_follow_one_another_as_the_limit_allows() 
 
 
 def test_what_was_earned_before_pays_for_few_steps_in_a_row() -> None:
-    """At 20 ms each step of 29 spends 9 more than it earns, and steps in a row spend four limits at most."""
+    """Each step of 29 ms spends 9 more than it earns at 20 ms, and steps in a row spend four limits at
+    most."""
     worker = Mixing(0.020)
     pacing = PrefillPacing(lambda: worker.limit_s)
     pacing.look(worker.now, 0, decoding=True)

@@ -169,8 +169,8 @@ def test_steps_are_graphs_while_several_prompts_wait(half_context: float, rows: 
 def test_steps_are_longer_than_graphs_that_take_longest_to_read_the_weights(
     busy_rows: int, beside_decode: bool, prompts: int
 ) -> None:
-    """As those of mixtures of experts: short prompts share steps, which have time for rows whose arithmetic
-    takes as long."""
+    """The steps are those of mixtures of experts: short prompts share steps, which have time for rows whose
+    arithmetic takes as long."""
     _, scheduler = make(4000, StepBounds(3000, seconds=1.0), cost=paced(0.001, math.inf))
     scheduler.graph_rows, scheduler.beside_decode, scheduler.cost.busy_rows = 800, beside_decode, busy_rows
     for _ in range(6):

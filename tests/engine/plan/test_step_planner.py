@@ -89,7 +89,7 @@ def test_a_plan_that_is_asked_for_twice_is_the_same_and_changes_nothing() -> Non
 
 
 def step(planned: Planned, draw: random.Random) -> None:
-    """Something happens: time passes, prompts come and go, steps end, slots are taken."""
+    """Applies one event: time passes, prompts come and go, steps end, slots are taken."""
     planned.now += draw.random() * 0.01
     if draw.random() < 0.4 and len(planned.prompts.sequences) < 40:
         planned.add(draw.randint(1, 140), draw.choice((0.05, 1.0, float("inf"))))

@@ -180,7 +180,7 @@ def no_waiting() -> Iterator[None]:
 
 @pytest.mark.gpu
 def test_the_library_takes_every_shape_of_the_rule(tmp_path: Path) -> None:
-    """If it does not, passes are right all the same, but slower than they should be."""
+    """A shape that the library refuses makes passes slower than they should be, not wrong."""
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **SIZES, "head_dim": 128}))
     config = load_config(tmp_path)
     layout = config.layout(BLOCK_TOKENS, "bfloat16")

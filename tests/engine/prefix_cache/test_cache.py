@@ -53,7 +53,7 @@ def test_any_worker_agrees_with_the_model(
 
 
 def test_a_block_that_a_transfer_reads_is_not_evicted() -> None:
-    """Its sequence has ended, and every block is wanted."""
+    """The block's sequence has ended, and every block is wanted."""
     driver = Driver(0, blocks=4, store=0)
     pools = driver.pools
     tables = pools.allocate(3 * BLOCK)
@@ -106,7 +106,7 @@ def test_who_is_lent_blocks_starts_beside_those_that_wait_for_some() -> None:
 
 
 def test_blocks_that_come_slower_than_they_are_computed_are_not_waited_for() -> None:
-    """They are read all the same: the next one finds them."""
+    """The blocks are read all the same: the next prompt finds them."""
     driver = Driver(0, blocks=40, store=10)
     length = 2 * BLOCK + 1
     slower, quicker, unknown = prompt(driver, length), prompt(driver, length), prompt(driver, length)

@@ -152,7 +152,7 @@ def test_many_failures_at_once_are_one(disk: Disk) -> None:
 
 @pytest.mark.parametrize("mine", [True, False])
 def test_a_start_on_a_full_disk(disk: Disk, mine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is served without the disk, or with what an earlier start of the same owner left there."""
+    """The worker serves without the disk, or with what an earlier start of the same owner left there."""
     disk.write(1)
     disk.store.close()
     if not mine:

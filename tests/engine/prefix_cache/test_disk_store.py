@@ -29,7 +29,7 @@ def opened(folder: Path, *, key: bytes = KEY, most: int = 4) -> DiskBlockStore:
 
 
 def read(disk: DiskBlockStore, number: int) -> FinishedRead | None:
-    """What comes of asking for a block; None where it is not there to be asked for."""
+    """Returns the outcome of asking for a block; None where it is not there to be asked for."""
     if not disk.request(name(number)):
         return None
     deadline = time.monotonic() + 20

@@ -52,7 +52,7 @@ class Case:
         self.store.put([(name(n), (n, BLOCKS - n)) for n in numbers])
 
     def wait_for_disk(self) -> None:
-        """Until the disk has done all it was given."""
+        """Waits until the disk has done all requested work."""
         assert self.behind is not None
         while self.store.poll() or self.behind.queued:
             time.sleep(0.001)

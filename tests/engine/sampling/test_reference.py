@@ -30,7 +30,7 @@ def sampling(
 
 
 def kept(logits: Tensor, **filters: Any) -> list[bool]:
-    """Which tokens of one row the filters leave."""
+    """The tokens of one row that the filters leave."""
     return (filtered(logits, SamplingParams(1.0, **filters)) > -torch.inf)[0].tolist()
 
 

@@ -32,7 +32,7 @@ DEADLINE_S = 200.0
 
 
 class Reader:
-    """The other process."""
+    """The other process, which reads the rings."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -86,7 +86,7 @@ def reading(
 
 
 def write_numbered(memory: SharedMemory, rings: SharedRings, words: int) -> int:
-    """As fast as there is room; how often there was none."""
+    """Writes `words` words as fast as there is room; returns how often there was none."""
     writer, written, waits = rings.writer(memory), 0, 0
     until = time.monotonic() + DEADLINE_S
     while written < words:
@@ -178,7 +178,7 @@ def test_millions_of_words_that_the_graph_writes(tmp_path: Path) -> None:
 
 
 def drive(engine: LocalEngine, reader: Reader, start: Start, requests: int) -> None:
-    """Keeps every slot busy until so many requests have ended; the other process says who has."""
+    """Keeps every slot busy until `requests` requests have ended, as the other process reports them."""
     ended = started = 0
     until = time.monotonic() + DEADLINE_S
     while ended < requests:

@@ -1,4 +1,4 @@
-"""What a step may have: rows, words of the ring, tokens."""
+"""Limits of a step's shape: rows, words of the ring, tokens."""
 
 from __future__ import annotations
 

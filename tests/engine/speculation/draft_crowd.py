@@ -28,7 +28,7 @@ class Job:
 
 
 def mask_of(request: Request, position: int) -> npt.NDArray[np.uint32]:
-    """Which tokens a guided request may draw there: about half of them, never none."""
+    """The mask of tokens that a guided request may draw there: about half of them, never none."""
     draw = random.Random(f"{request.prompt} {position}")
     bits = np.array([draw.getrandbits(32) | 1 for _ in range(-(-VOCAB // 32))], dtype=np.uint32)
     bits[-1] &= (1 << VOCAB % 32) - 1

@@ -16,8 +16,8 @@ from tests.engine.speculation.scripted import SCRIPTS, VOCAB, Key
 
 
 class ScriptTable:
-    """For each slot and each position of up to `longest`, the drafts of the tokens behind it. Those of a slot
-    are of the sequence that began last, and of any other only by chance right."""
+    """The drafts of the tokens behind each position of up to `longest`, for each slot. Those of a slot are of
+    the sequence that began last, and right for any other only by chance."""
 
     def __init__(self, state: SlotState, draw: random.Random, longest: int) -> None:
         shape, device = (state.shape.slots, longest), state.records.device
@@ -42,6 +42,6 @@ class ScriptTable:
         self._sources[slot] = self._draw.choice(list(Source))
 
     def propose(self, slots: Tensor) -> Proposals:
-        """See `Proposer`."""
+        """Returns the script's drafts of these slots."""
         at = self._position[slots].long().clamp(max=self._lengths.shape[1] - 1)
         return Proposals(self._tokens[slots, at], self._lengths[slots, at], self._sources[slots, at])

@@ -23,7 +23,7 @@ VOCAB = 97
 
 
 def wrong(token: int) -> int:
-    """Another token."""
+    """Returns a token that differs from `token`."""
     return (token + 1) % VOCAB
 
 
@@ -73,7 +73,7 @@ class ScriptedProposer:
         self.texts[key], self.scripts[key] = text, script
 
     def propose(self, slots: Tensor) -> Proposals:
-        """See `Proposer`."""
+        """Returns the script's drafts of these slots."""
         looked_up = None if self.state.history is None else PromptLookup(self.state.history).propose(slots)
         tokens = torch.zeros(len(slots), MOST_DRAFTS, dtype=torch.int64)
         lengths, sources = torch.zeros(len(slots), dtype=torch.int64), torch.zeros_like(slots)

@@ -36,7 +36,7 @@ def test_rows_count_as_far_as_plain_steps_would_have_come() -> None:
 
 
 def test_neither_the_slot_before_nor_the_last_slot_decides_about_a_first_row() -> None:
-    """Whose last row ends its sequence, or has drawn another token."""
+    """The last row of each neighbour ends its sequence, or has drawn another token."""
     ends = torch.tensor([False, True, False])
     made = accepted(torch.tensor([0, 1, 0]), torch.tensor([5, 6, 5]), torch.tensor([6, 7, 9]), ends)
     assert made.tolist() == [True, True, True]

@@ -1,4 +1,4 @@
-"""How drafts have fared of late, as the lines of progress say."""
+"""Acceptance of recent drafts, from the lines of progress."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_slots_without_drafts_are_known_to_have_none() -> None:
 
 
 def test_what_a_slot_may_not_have_says_nothing() -> None:
-    """Of a slot that had right drafts and may have none now, or fewer."""
+    """The slot had right drafts and may have none now, or fewer."""
     steps = Steps()
     steps.run({0: (3, 3), 1: (3, 3)}, steps=300)
     before = steps.accepted(0), steps.rates.drafted(np.array([0]))

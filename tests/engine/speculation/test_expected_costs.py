@@ -23,7 +23,7 @@ EXPECTED = {1: (8, 4.0), 2: (16, 4.0), 4: (16, 3.0), 8: (16, 2.0), 16: (16, 1.0)
 
 
 def token_s(sequences: int, rows: int, tokens: float) -> float:
-    """Computed by hand."""
+    """Computes the predicted seconds a token by hand."""
     return (0.004 + 1e-4 * (rows - 1) + sequences * (1e-4 + 1e-3)) / tokens
 
 
@@ -69,7 +69,7 @@ def test_more_sequences_are_never_expected_to_be_faster() -> None:
 
 
 def test_contexts_that_take_longer_than_all_the_rest_leave_no_negative_part() -> None:
-    """Of sequences whose drafts bring so much that reading the contexts is what a step takes."""
+    """Drafts bring enough tokens that a step's time is all for reading the contexts."""
     expected = {1: (8, 1.0), 2: (8, 8.0)}
     costs = costs_by_sequences(
         BY_ROWS, expected.__getitem__, (2,), ran=1, tokens_a_step=1.0, context_tokens=90_000

@@ -57,7 +57,7 @@ class Cell:
 
 @dataclass
 class PlainTable:
-    """Votes one by one."""
+    """Votes one by one, in plain Python."""
 
     buckets: int
     seed: int
@@ -105,7 +105,8 @@ class PlainTable:
 
 @pytest.mark.parametrize("buckets", [1, 7, 500])
 def test_random_outputs_beside_a_plain_table(buckets: int) -> None:
-    """Of few tokens, so that keys come again, with the same continuation and with others."""
+    """The outputs have few distinct tokens, so that keys come again, with the same continuation and with
+    others."""
     draw, table = random.Random(buckets), table_of(buckets)
     plain, lengths = PlainTable(buckets, table.seed_of("a") % 2**64), set[int]()
     for _ in range(25):
@@ -163,7 +164,7 @@ def test_counts_have_an_end() -> None:
 
 
 def test_the_cell_that_was_not_touched_for_longest_makes_room() -> None:
-    """Also where stamps have begun anew."""
+    """The rule holds also where stamps have started over."""
     table = table_of(1, stamp=2**16 - 4)
     for text in range(WAYS):
         learn(table, [text, 1, 2, 3], first=2)

@@ -194,7 +194,7 @@ def test_sequences_that_had_no_step_are_expected_to_be_like_all() -> None:
 
 
 def test_what_is_expected_of_other_numbers_of_sequences() -> None:
-    """Of sequences like all: four have drafts where eight have none."""
+    """The sequences are like all others: four have drafts where eight have none."""
     chooser = Chooser([0.5] * 4, row_s=6e-4)
     for sequences, tokens in ((4, 1.5), (1, 1.875)):
         found = chooser.policy.expected(sequences, sequences)

@@ -133,7 +133,8 @@ def test_it_makes_nearly_as_many_tokens_as_the_best_number_of_rows(
 
 
 def test_it_follows_text_that_begins_and_ceases_to_repeat() -> None:
-    """Within three seconds: one is over before as much is known of the new text as was of the old one."""
+    """The policy follows within three seconds: one is over before as much is known of the new text as was of
+    the old one."""
     device = Device([0.9] * 8)
     for chance in (0.9, 0.0, 0.9):
         device.chances = [chance] * 8
@@ -142,7 +143,7 @@ def test_it_follows_text_that_begins_and_ceases_to_repeat() -> None:
 
 
 def test_predicted_seconds_a_token_follow_within_two_seconds() -> None:
-    """Of slots that are all alike: what is reported is what each has."""
+    """The slots are all alike: what is reported is what each has."""
     device = Device([0.2] * 8)
     for chance in (0.2, 0.8, 0.2):
         device.chances = [chance] * 8

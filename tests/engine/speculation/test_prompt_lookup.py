@@ -20,7 +20,7 @@ from baton.engine.speculation.prompt_lookup import (
 
 
 def matched(where: list[int], end: int, last: list[int]) -> int:
-    """How many tokens before `end` are the last of `last`."""
+    """The number of tokens before `end` that are the last of `last`."""
     length = 0
     while length < min(end, len(last), LONGEST_MATCH) and where[end - 1 - length] == last[-1 - length]:
         length += 1
@@ -28,7 +28,8 @@ def matched(where: list[int], end: int, last: list[int]) -> int:
 
 
 def continued(text: list[int], begin: int, count: int, source: Source) -> list[int]:
-    """So many tokens from `begin` on; of the sequence's own text it goes on with the drafts themselves."""
+    """Copies `count` tokens from `begin` on; a copy from the sequence's own text goes on with the drafts
+    themselves."""
     after = text[begin : begin + count]
     while source is Source.TEXT and len(after) < count:
         after.append((text + after)[begin + len(after)])

@@ -1,4 +1,4 @@
-"""Which drafts get rows, and what they bring: against all ways to give them out."""
+"""Drafts that get rows, and the tokens they bring, against all ways to give rows out."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_slots_without_drafts_need_none() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_other_way_brings_more_tokens(seed: int) -> None:
-    """Of drafts that each step has."""
+    """The comparison is of drafts that each step has."""
     draw = np.random.default_rng(seed)
     count, depths = 3, 3
     accepted: Floats = draw.uniform(0, 1, (count, depths)).cumprod(axis=1, dtype=np.float64)

@@ -130,14 +130,14 @@ class Engines:
         raise AssertionError("requests do not end")
 
     def _with_prediction(self, job: Job, wanted: Answer) -> Job:
-        """Predicts the output, but for some tokens, where drafts are looked up."""
+        """Predicts the output, except for some tokens, where drafts are looked up."""
         if job.script != LOOKUP:
             return job
         prediction = tuple(wrong(token) if self.draw.random() < 0.1 else token for token in wanted.tokens)
         return replace(job, request=replace(job.request, prediction=prediction))
 
     def _continued(self, job: Job, answer: Answer) -> Job | None:
-        """What is left of a job whose sequence has ended on one engine."""
+        """The rest of a job whose sequence has ended on one engine."""
         emitted = tuple(answer.tokens)
         request = replace(job.request, emitted=emitted)
         if request.masked:
@@ -173,7 +173,7 @@ class Engines:
         return answers
 
     def _beside(self, engine: LocalEngine) -> AbstractContextManager[None]:
-        """What happens while an engine with drafts runs."""
+        """The context in which an engine with drafts runs."""
         return nullcontext()
 
     def _proposer(self, state: SlotState) -> ScriptedProposer | ScriptTable:

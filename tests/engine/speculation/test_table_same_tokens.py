@@ -1,6 +1,6 @@
 """The same tokens with a lookahead table as without drafts: see `test_same_tokens`. Requests of two tenants
-and of nobody come several times each; the table is large, full, alone, or someone writes into it meanwhile.
-"""
+and of no tenant come several times each; the table is large, full, alone, or another process writes into it
+meanwhile."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class TableEngines(Engines):
 def again(
     draw: random.Random, jobs: list[Job], times: int, tenants: Sequence[str | None] = TENANTS
 ) -> list[Job]:
-    """Each job so many times, as requests of tenants."""
+    """Repeats each job a number of times, as requests of tenants."""
     repeated = [job for job in jobs for _ in range(times)]
     draw.shuffle(repeated)
     return [replace(job, request=replace(job.request, tenant=draw.choice(tenants))) for job in repeated]

@@ -21,7 +21,7 @@ _CPU = torch.device("cpu")
 
 
 def answer(question: int, tenant: int) -> list[int]:
-    """What a tenant is answered: every fifth word is its own."""
+    """The answer to a tenant, every fifth word of which is its own."""
     draw = random.Random(question)
     shared = [draw.randrange(WORDS) for _ in range(20)]
     return [word + (1 + tenant) * WORDS if at % 5 == 4 else word for at, word in enumerate(shared)]
@@ -29,8 +29,8 @@ def answer(question: int, tenant: int) -> list[int]:
 
 @dataclass
 class Office:
-    """Answers requests; `names`: of the tenants. `given`: drafts of the table that the slots have had, by
-    whose words they are: own, shared, another's."""
+    """Answers requests. `names`: of the tenants. `given`: drafts of the table that the slots have had, by the
+    owner of their words: the tenant itself, all, or another tenant."""
 
     buckets: int
     names: tuple[str, ...] = ("a", "b", "c", "d")
@@ -42,7 +42,7 @@ class Office:
         self._lookup = PromptLookup(self._history, self.table)
 
     def run(self, count: int) -> None:
-        """So many requests, which take turns in the slots."""
+        """Runs `count` requests, which take turns in the slots."""
         draw, running = random.Random(5), dict[int, tuple[int, list[int], int]]()
         begun = 0
         while begun < count or running:
@@ -95,7 +95,7 @@ def prove(count: int, buckets: int) -> None:
 
 
 def test_three_hundred_requests_of_four_tenants() -> None:
-    """With a table that is full."""
+    """The requests share a table that is full."""
     prove(300, 200)
 
 

@@ -104,7 +104,7 @@ def test_processes_that_compile_load_kernels_one_by_one(monkeypatch: pytest.Monk
 
 
 class InThisProcess:
-    """A ProcessPoolExecutor without processes."""
+    """A ProcessPoolExecutor that runs work in this process."""
 
     def __init__(self, workers: int, *, mp_context: object, initializer: Callable[[], None]) -> None:
         initializer()

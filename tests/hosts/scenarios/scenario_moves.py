@@ -96,7 +96,7 @@ async def test_a_name_changes_its_address(cluster: Site) -> None:
 
 
 async def test_two_hosts_with_one_name_do_not_take_turns(cluster: Site) -> None:
-    """As where a file was copied: the newer one serves; the other waits for the name, and then serves."""
+    """The file was copied: the newer host serves; the other one waits for the name, and then serves."""
     old, new = cluster.services["d1"], cluster.services["d2"]
     codes, starts = len(old.codes), (len(old.events("serving")), len(new.events("serving")))
     async with streaming(cluster) as load:

@@ -176,7 +176,8 @@ class Adversary:
         self._trials[trial.number] = trial
 
     def _draw(self) -> Fault:
-        """From a shuffled deck, so that each comes as often as it is in it, whatever the threads' timing."""
+        """Draws a fault from a shuffled deck, so that each comes as often as it is in it, whatever the
+        threads' timing."""
         if not self._deck:
             self._deck = list(self._faults)
             self._dealer.shuffle(self._deck)
@@ -399,7 +400,7 @@ class Adversary:
         return LinkSettings(identity, fingerprint, self._block_bytes, self._timeout)
 
     def _restart_sender(self, index: int) -> None:
-        """It ends at any point; its transfers are no longer driven."""
+        """Restarts a sender at any point; its transfers are no longer driven."""
         self._senders[index].close()
         for trial in self._trials.values():
             if trial.sender == index and trial.fault is not Fault.WRONG_LAYOUT and trial.sent is None:

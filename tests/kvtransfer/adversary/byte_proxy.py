@@ -20,7 +20,7 @@ _READ = 16384
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """What happens at byte `at` of a direction: 'cut', 'flip', 'delay' (`delay_s`), 'crumbs' or 'none'."""
+    """A fault at byte `at` of a direction: 'cut', 'flip', 'delay' (`delay_s`), 'crumbs' or 'none'."""
 
     kind: str
     at: int
@@ -78,7 +78,8 @@ class ByteProxy:
         self._loop.close()
 
     async def _end(self) -> None:
-        """Nothing is cancelled: a client that connects at this time would leave a socket behind."""
+        """Ends the proxy without cancelling anything: a client that connects at this time would leave a
+        socket behind."""
         self._closing = True
         for writer in self._writers:
             writer.transport.abort()
@@ -132,7 +133,7 @@ class ByteProxy:
             await writer.drain()
 
     async def _wronged(self, chunk: bytes, at: int, wrong: Wrong, writer: asyncio.StreamWriter) -> bytes:
-        """What is still to be written of this chunk."""
+        """The bytes of a chunk that are still to be written after the fault."""
         if wrong.kind == "flip":
             return chunk[:at] + bytes([chunk[at] ^ 1 << wrong.bit]) + chunk[at + 1 :]
         if wrong.kind == "delay":

@@ -1,4 +1,4 @@
-"""What carries the adversary's transfers: a transport, the way to its receiver, and its time."""
+"""Carriers of the adversary's transfers: a transport, the way to its receiver, and its time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Fabric(Protocol):
         """The ends' blocks, before anything else is asked."""
 
     def tap(self, tampering: Callable[[Connector], Connector]) -> Connector:
-        """What senders connect with: the transport's connector behind that of a test's."""
+        """The connector that senders use: the transport's behind that of a test."""
 
     def clock(self) -> float: ...
 
@@ -68,7 +68,7 @@ class _OnHost:
     device: DeviceSink | None = None
 
     def take(self, source: Source, sink: Sink) -> None:
-        """The ends' blocks."""
+        """Does nothing: the ends' blocks are in plain memory."""
 
     def tap(self, tampering: Callable[[Connector], Connector]) -> Connector:
         return tampering(self.connector)
@@ -117,7 +117,7 @@ class MemoryFabric(_OnHost):
             self._clock.now += 0.01
 
     def close(self) -> None:
-        """Nothing runs but the loop."""
+        """Does nothing: nothing runs except the loop."""
 
 
 class GrpcFabric(_OnHost):
@@ -146,7 +146,7 @@ class GrpcFabric(_OnHost):
 
 
 class _CorruptedWire(CorruptedWire):
-    """Its memory is overwritten, or its socket is cut."""
+    """A wire whose memory is overwritten, or whose socket is cut."""
 
     def __init__(
         self, wire: SenderWire, link: IpcSenderWire, response: OpenLinkResponse, fabric: IpcFabric
@@ -209,7 +209,7 @@ class IpcFabric(_OnHost):
         self.woken.clear()
 
     def close(self) -> None:
-        """Nothing runs but what the ends have."""
+        """Does nothing: the ends close all that runs."""
 
 
 class DeviceFabric(IpcFabric):
@@ -245,7 +245,7 @@ class DeviceFabric(IpcFabric):
 
 
 class PlainDeviceFabric(DeviceFabric):
-    """Nothing is between the ends, which gather, copy and scatter by themselves."""
+    """A fabric with no fault between the ends, which gather, copy and scatter by themselves."""
 
     def tap(self, tampering: Callable[[Connector], Connector]) -> Connector:
         return tampering(self)

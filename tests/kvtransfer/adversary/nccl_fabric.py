@@ -95,5 +95,5 @@ class NcclFabric:
         self.woken.clear()
 
     def close(self) -> None:
-        """Nothing runs but what the ends had."""
+        """Does nothing: the ends close all that runs."""
         self.nccl.await_aborts()

@@ -51,7 +51,8 @@ def prove(
 
 
 def each_took_effect(adversary: Adversary) -> None:
-    """What was drawn often enough has struck; each corruption of a piece was counted by the receiver."""
+    """Asserts that each fault that was drawn often enough has struck, and that the receiver counted each
+    corruption of a piece."""
     counts = adversary.counts
     missed = [fault.name for fault in Fault if fault is not Fault.NONE and not counts.struck[fault]]
     assert missed == []

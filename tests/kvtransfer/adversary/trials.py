@@ -1,4 +1,4 @@
-"""What goes wrong with one transfer, what became of it, and the totals of all."""
+"""Faults of one transfer, its outcome, and the totals of all transfers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvtransfer.sender.transfer import Transfer
 
 
 class Fault(Enum):
-    """What goes wrong with one transfer. The first group happens on the wire, the rest at its ends."""
+    """A fault of one transfer. The first group happens on the wire, the rest at its ends."""
 
     NONE = auto()
     FLIPPED_BIT = auto()  # in a piece's bytes
@@ -89,7 +89,7 @@ class Trial:
 
 @dataclass
 class Counts:
-    """What happened to all transfers."""
+    """Counts of what happened to all transfers."""
 
     drawn: Counter[Fault] = field(default_factory=Counter)
     struck: Counter[Fault] = field(default_factory=Counter)

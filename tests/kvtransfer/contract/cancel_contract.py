@@ -1,4 +1,4 @@
-"""What every transport must hold when either side ends a transfer: nothing leaks, no byte is written
+"""Rules of every transport for a transfer that either side ends: nothing leaks, no byte is written
 afterwards.
 
 `test_contract.py` runs it on each. Each test ends with the ledger: all credits home, no pin, staging free,
@@ -20,7 +20,7 @@ from tests.kvtransfer.support.peers import Shape
 
 
 class CancelContract:
-    """See the module."""
+    """Tests of cancelled transfers, for any transport."""
 
     @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13])
     def test_the_receiver_forgets(self, link_peers: LinkPeers, steps: int) -> None:

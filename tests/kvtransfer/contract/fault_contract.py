@@ -1,4 +1,5 @@
-"""What every transport must hold of what arrives wrong: noticed, counted, and failing no more than it must.
+"""Rules of every transport for messages that arrive wrong: noticed, counted, and failing no more than they
+must.
 
 `test_contract.py` runs it on each. Each test ends with the ledger: all credits home, no pin, staging free,
 bytes shipped = blocks × block size.
@@ -17,7 +18,7 @@ from tests.kvtransfer.support.peers import ODD
 
 
 class FaultContract:
-    """See the module."""
+    """Tests of faults on the wire, for any transport."""
 
     def test_a_flipped_bit(self, link_peers: LinkPeers) -> None:
         peers = link_peers(ODD)

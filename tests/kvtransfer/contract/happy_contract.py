@@ -1,4 +1,4 @@
-"""What every transport must hold where nothing goes wrong: bytes arrive, whole and in their places.
+"""Rules of every transport where nothing goes wrong: bytes arrive, whole and in their places.
 
 `test_contract.py` runs it on each. Each test ends with the ledger: all credits home, no pin, staging free,
 bytes shipped = blocks × block size.
@@ -15,7 +15,7 @@ from tests.kvtransfer.support.peers import ODD, Shape
 
 
 class HappyContract:
-    """See the module."""
+    """Tests of transfers without faults, for any transport."""
 
     def test_several_groups_and_odd_sizes(self, link_peers: LinkPeers) -> None:
         peers = link_peers(ODD)

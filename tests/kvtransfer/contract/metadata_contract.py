@@ -1,5 +1,4 @@
-"""What every transport must hold of records that go ahead of their blocks. `test_contract.py` runs it on
-each."""
+"""Rules of every transport for records that go ahead of their blocks. `test_contract.py` runs it on each."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def committed(peers: Peers) -> CommitRecord:
 
 
 class DescribedContract:
-    """See the module."""
+    """Tests of records sent ahead, for any transport."""
 
     def test_metadata_is_reported_before_any_block_and_committed_with_the_first_token(
         self, link_peers: LinkPeers

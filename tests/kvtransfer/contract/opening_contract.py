@@ -1,4 +1,4 @@
-"""What every transport must hold of ends that do not fit: each gets the difference before any byte.
+"""Rules of every transport for ends that do not fit: each gets the difference before any byte.
 
 `test_contract.py` runs it on each. Each test ends with the ledger: all credits home, no pin, staging free,
 bytes shipped = blocks × block size.
@@ -18,7 +18,7 @@ from tests.kvtransfer.support.peers import identity
 
 
 class OpeningContract:
-    """See the module."""
+    """Tests of opening links, for any transport."""
 
     def test_another_layout(self, link_peers: LinkPeers) -> None:
         peers = link_peers(fingerprint=b"g" * 32)

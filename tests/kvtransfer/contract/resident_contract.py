@@ -1,5 +1,5 @@
-"""What every transport must hold of blocks that the receiver has already, the leading ones of a transfer:
-they are neither sent nor written. `test_contract.py` runs it on each."""
+"""Rules of every transport for leading blocks of a transfer that the receiver has already: they are neither
+sent nor written. `test_contract.py` runs it on each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kvtransfer.support.peers import ODD
 
 
 class HeldContract:
-    """See the module."""
+    """Tests of resident blocks, for any transport."""
 
     def test_only_non_resident_blocks_are_sent(self, link_peers: LinkPeers) -> None:
         peers = link_peers(ODD)
@@ -62,7 +62,7 @@ class HeldContract:
     def test_a_sender_with_other_resident_counts_is_refused(
         self, link_peers: LinkPeers, reported: list[int], pushed: list[int]
     ) -> None:
-        """The ticket is valid; its sender misreads it, or uses another's counts."""
+        """The ticket is valid; its sender misreads it, or uses the counts of another one."""
         peers = link_peers()
         peers.expect(1, [[5, 6, 7]], [2])
         before = peers.sink.groups[0][[5, 6]].copy()

@@ -47,7 +47,7 @@ def group_of(dtype: str, heads: int, dim: int) -> CacheGroup:
 
 
 class Divided:
-    """A pool of whole blocks, random but for zeros as padding, and its parts on `count` devices."""
+    """A pool of whole blocks, random with zeros as padding, and its parts on `count` devices."""
 
     def __init__(self, dtype: str, dim: int, count: int, seed: int) -> None:
         self.group, part = group_of(dtype, HEADS, dim), group_of(dtype, HEADS // count, dim)
@@ -160,7 +160,7 @@ def test_scattered_pieces_reach_the_devices_of_their_heads(
 
 
 def test_every_damaged_word_is_seen() -> None:
-    """That of padding too, which is written nowhere."""
+    """Damage to padding is seen too, although padding is written nowhere."""
     divided, device = Divided(FP8, 48, 2, seed=7), FakeDevice(Pump(None))
     size = divided.group.block_bytes
     window, sums = PieceMemory(device, WINDOW, size), host_sums(device, WINDOW)
@@ -269,7 +269,8 @@ class LaunchingStream(FakeStream):
 def test_a_gpus_kernel_is_given_the_addresses_of_a_piece(
     monkeypatch: pytest.MonkeyPatch, gathers: bool
 ) -> None:
-    """Its sum, and on arrival that of its sender, which lies before the piece."""
+    """The addresses are those of the piece's checksum and, on arrival, of its sender's, which lies before the
+    piece."""
     from baton.device.heads.kernel import HeadMove
 
     made: list[tuple[bool, ...]] = []
@@ -317,7 +318,7 @@ def test_a_gpus_kernel_is_given_the_addresses_of_a_piece(
 def test_a_gpus_kernel_moves_what_a_queue_enqueues(
     monkeypatch: pytest.MonkeyPatch, gathers: bool, directly: bool
 ) -> None:
-    """By Triton's launcher, and without it."""
+    """The kernel is launched by Triton's launcher, and without it."""
     from baton.device.heads import launch
     from baton.device.heads.kernel import HeadMove, move_heads
     from baton.device.heads.table import table_words, write_table

@@ -71,7 +71,7 @@ class Scatter:
 
     @property
     def lengths(self) -> torch.Tensor:
-        """How much the table of the piece says is moved."""
+        """The part of the piece's table that says how much is moved."""
         return self.rows[PIECE.staging, self.emptied]
 
     def run(self) -> None:
@@ -122,7 +122,7 @@ def test_cancelled_before_its_bytes_arrive_a_piece_writes_nothing(scatter: Scatt
 
 
 def test_cancelled_after_its_bytes_arrived_a_piece_is_waited_for(scatter: Scatter) -> None:
-    """It may be running, which is unknown: then it is waited for."""
+    """The scatter may be running, which is unknown: then it is waited for."""
     end = scatter.device.streams[0].record_event()  # that of the announced piece's kernel
     scatter.pump.stands = True
     scatter.arrive()

@@ -44,7 +44,7 @@ def test_a_commit_is_checked_and_reported_before_its_bytes_arrive(ends: Ends) ->
 
 
 class Meanwhile:
-    """A listener that nobody calls: the receiver looks for requests before it handles frames."""
+    """A listener that no peer calls: the receiver looks for requests before it handles frames."""
 
     endpoint = Endpoint("memory", "meanwhile")
 
@@ -55,7 +55,7 @@ class Meanwhile:
         self._do()
 
     def close(self) -> None:
-        """It has nothing."""
+        """Does nothing: it has no resources."""
 
 
 def test_a_commit_during_frame_handling_is_reported_at_once_and_before_its_credits(ends: Ends) -> None:
@@ -107,12 +107,12 @@ def test_credits_wait_for_an_admission_unless_there_is_more_to_send(ends: Ends) 
 
 
 def free(peers: Peers) -> int:
-    """The sender's free credits."""
+    """The number of the sender's free credits."""
     return peers.sender.links[0].free_pieces
 
 
 def test_a_transfer_forgotten_before_its_bytes_arrive_is_not_written(ends: Ends) -> None:
-    """Its credits return only once their indices can no longer be written."""
+    """The transfer's credits return only once their indices can no longer be written."""
     peers = ends()
     announced(peers, ends)
     peers.forget(2)
@@ -176,8 +176,8 @@ def test_blocks_are_read_when_their_step_has_ended(ends: Ends, on_device: bool) 
 
 
 def test_a_transfer_withdrawn_before_its_step_ends(ends: Ends) -> None:
-    """Its blocks may be computed all the same: nothing of them is written there, and all credits come
-    home."""
+    """The transfer's blocks may be computed all the same: nothing of them is written there, and all credits
+    come home."""
     peers, later = ends(), FakeEvent()
     before = peers.sink.groups[1].copy()
     transfer = begun_before_its_step_ends(peers, later)
@@ -191,8 +191,8 @@ def test_a_transfer_withdrawn_before_its_step_ends(ends: Ends) -> None:
 
 
 def test_a_link_that_breaks_before_its_step_ends(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sender's device cannot be stopped, so breaking it waits for the step, and the receiver waits for
-    the sender."""
+    """The sender's device cannot be stopped, so breaking the link waits for the step, and the receiver waits
+    for the sender."""
     peers, later = ends(), FakeEvent()
     begun_before_its_step_ends(peers, later)
     cut = BatonError(ErrorKind.UNAVAILABLE, "cut")

@@ -252,7 +252,7 @@ def test_a_credit_that_was_not_in_use_breaks_the_link() -> None:
 def test_a_sender_that_cuts_blocks_otherwise_loses_the_link_and_not_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It misread the size of pieces when its link was opened: the link could not carry anything."""
+    """The sender misread the size of pieces when its link was opened: the link could not carry anything."""
     memory = Memory()
     peers, whole_open = memory.peers, memory.transport.open
 
@@ -380,7 +380,7 @@ def open_links(memory: Memory, count: int) -> list[BatonError]:
 
 
 def test_links_are_bounded() -> None:
-    """Their number, and with it the staging memory: beyond 64, windows are small."""
+    """The number of links is bounded, and with it the staging memory: beyond 64, windows are small."""
     window = 32
     most = FULL_WINDOWS + 6
     memory = Memory(Shape(window_pieces=window, piece_bytes=16, block_bytes=(16,)), max_links=most)

@@ -74,7 +74,7 @@ class Remote:
 
     @property
     def output(self) -> list[str]:
-        """Its whole lines so far."""
+        """Complete lines of the process's output so far."""
         return self._bytes.decode().split("\n")[:-1]
 
     def receive(self) -> None:
@@ -110,7 +110,7 @@ def remotes() -> Iterator[Callable[..., Remote]]:
 
 
 class Survivor(ABC):
-    """What both sides share: a loop that is turned until something holds."""
+    """A side of a link: a loop that is turned until a condition holds."""
 
     def __init__(self) -> None:
         self.woken = threading.Event()
@@ -335,7 +335,7 @@ def test_receivers(how: signal.Signals, over: str) -> None:
 
 @pytest.mark.parametrize("over", ["grpc", SLOW, FAKE_DEVICE, ON_CUDA, BETWEEN_GPUS, *OVER_NCCL])
 def test_a_receiver_that_freezes_before_its_link_is_open(over: str) -> None:
-    """Its port still accepts connections, and does not answer."""
+    """The receiver's port still accepts connections, and does not answer."""
     survivor = SendingSurvivor(over)
     with remotes() as start:
         peer = start("receive", 1, 1, 1, over)

@@ -186,7 +186,7 @@ def pushed_without_a_ticket(ours: Peers, transport: str) -> Sender:
 
 
 def test_bytes_without_a_ticket_bind_nothing(ours: Peers, transport: str) -> None:
-    """They came first, and their transfer goes on as if they had not."""
+    """The transfer's own bytes come later, and it goes on as if the others had not come."""
     ours.expect(1, [[1, 2]])
     thief = pushed_without_a_ticket(ours, transport)
     failed: list[SenderEvent] = []

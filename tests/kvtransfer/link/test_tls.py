@@ -47,7 +47,7 @@ class Ends:
         return GrpcConnector(lambda: None, AUTH, link_tls(config, role))
 
     def presents(self, *certificates: str) -> None:
-        """What the next tickets say."""
+        """The certificates that the next tickets name."""
         self.peers.endpoints = tuple(replace(one, certificates=certificates) for one in self.peers.endpoints)
 
 
@@ -79,7 +79,7 @@ def sent(peers: Peers, number: int) -> bool:
 
 
 def failed(peers: Peers, number: int) -> str:
-    """Why a transfer fails, which is not a matter of the request."""
+    """Returns the reason for which a transfer fails, which is not a matter of the request."""
     peers.send(number, [[1]], [[2]])
     peers.run_until(lambda: number in peers.failures())
     assert peers.failures()[number].kind in (ErrorKind.UNAVAILABLE, ErrorKind.UNAUTHENTICATED)

@@ -114,7 +114,8 @@ def test_every_single_bit_of_a_commit_counts() -> None:
 @quick
 @given(pieces, st.integers(0, HEADER_BYTES - 1), st.integers(1, 255))
 def test_a_pieces_changed_header_is_refused_or_means_something_else(piece: Piece, at: int, flip: int) -> None:
-    """What is accepted encodes back to itself: no field is ignored. The receiver judges its checksum."""
+    """Accepted headers encode back to the same bytes: no field is ignored. The receiver judges the piece's
+    checksum."""
     changed = bytearray(encode_piece_header(piece) + bytes(piece.length))
     changed[at] ^= flip
     try:

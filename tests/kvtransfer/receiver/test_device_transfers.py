@@ -1,4 +1,4 @@
-"""What a receiver enqueues on the device that moves pieces, and how it handles the outcomes."""
+"""Operations that a receiver enqueues on the device that moves pieces, and its handling of their outcomes."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_piece_of_no_expected_block_stays_in_staging_and_is_refused(
 
 
 def test_a_piece_in_staging_is_verified_by_its_senders_checksum(end: ReceivingEnd, rig: LinkRig) -> None:
-    """Its announcement may have been corrupted, and proves nothing about its bytes."""
+    """The piece's announcement may have been corrupted, and proves nothing about its bytes."""
     end.bind(rig, 1, [0, 1])
     piece = end.send(rig, (1, 1, 1, 0), b"cccc", 3)
     rig.wire.checksums[piece] = piece.checksum ^ 1

@@ -1,4 +1,4 @@
-"""What a receiver does in one poll, in which order, and when it wakes for another."""
+"""Steps of a receiver's poll, their order, and its wake-ups for another poll."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class OneReceiver:
         self.wakes += 1
 
     def _first_is_first(self) -> bool:
-        """Whether the next poll begins with the first link."""
+        """True if the next poll begins with the first link."""
         return self.receiver.links[0].peer.name == "sender-0"
 
     def deliver(self, *frames: SenderControl, link: int = 0) -> None:
@@ -99,23 +99,23 @@ class OneReceiver:
         return serialised
 
     def commits(self, transfer: int, link: int = 0) -> None:
-        """A transfer without blocks."""
+        """Sends the commit of a transfer without blocks."""
         self.receiver.transfers.expect(transfer, [0])
         record = self.record(transfer, 0)
         self.deliver(Metadata(transfer, record), Commit(transfer, record), link=link)
 
     def reported(self, link: int = 0) -> list[ReceiverFrame]:
-        """Since the last call."""
+        """The frames that were sent to a link's peer since the last call."""
         reported = [frames.decode_from_receiver(message) for message in self.pipes[link].to_sender]
         self.pipes[link].to_sender.clear()
         return reported
 
     def left(self) -> list[int]:
-        """How many frames of each link are unread."""
+        """The number of unread frames of each link."""
         return [len(pipe.to_receiver) for pipe in self.pipes]
 
     def polled(self, max_pieces: int) -> bool:
-        """Whether this poll asks for another."""
+        """True if this poll asks for another."""
         before = self.wakes
         self.receiver.poll(max_pieces)
         return self.wakes > before
@@ -151,7 +151,7 @@ def test_progress_has_the_same_bound(one: OneReceiver) -> None:
 
 
 def test_links_take_turns(three: OneReceiver) -> None:
-    """Who was first in one poll is last in the next."""
+    """The link that was first in one poll is last in the next."""
     for link in range(3):
         three.deliver(*[IDLE] * 4, link=link)
     three.receiver.poll(4)
@@ -167,7 +167,7 @@ def test_a_silent_link_takes_no_turn(three: OneReceiver) -> None:
 
 
 def test_a_link_that_breaks_takes_no_further_turn(three: OneReceiver) -> None:
-    """Its piece is cut otherwise than was agreed, which no later frame makes good."""
+    """The link's piece is cut otherwise than was agreed, which no later frame can repair."""
     three.receiver.transfers.expect(7, [1])
     three.deliver(Metadata(7, three.record(7, 1)))
     for _ in range(3):  # until it is the first's turn again
@@ -245,7 +245,7 @@ class _Listener:
         self.asked += 1
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Does nothing: nothing was started."""
 
 
 def test_it_listens_with_the_given_settings(one: OneReceiver, monkeypatch: pytest.MonkeyPatch) -> None:

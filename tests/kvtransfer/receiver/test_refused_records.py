@@ -32,7 +32,7 @@ def rig() -> LinkRig:
 
 
 def still_free(end: ReceivingEnd, rig: LinkRig) -> bool:
-    """Whether transfer 1 waits for its right ticket as if nothing had come."""
+    """True if transfer 1 waits for its right ticket as if nothing had come."""
     assert end.take_events() == []
     assert rig.link.transfers == set()
     end.handle(rig, Metadata(1, end.record(1, [0, 1]).SerializeToString()))
@@ -115,7 +115,7 @@ def test_a_commit_of_another_attempt(end: ReceivingEnd, rig: LinkRig) -> None:
 
 
 def test_missing_pieces(end: ReceivingEnd, rig: LinkRig) -> None:
-    """Another attempt may succeed."""
+    """The failure says that another attempt may succeed."""
     end.bind(rig, 1, [2, 1], [1, 0])
     end.commit(rig, 1, [1, 1])
     refused(end, rig, (ErrorKind.UNAVAILABLE, "3 pieces never arrived"))

@@ -83,7 +83,8 @@ def test_after_the_last_route_the_best_is_tried_at_once(ways: SeveralRoutes) -> 
 
 
 def test_a_better_route_is_tried_when_its_pause_is_over(ways: SeveralRoutes) -> None:
-    """In parallel to the link in use, with pauses that double after each failure."""
+    """The better route is tried in parallel to the link in use, with pauses that double after each
+    failure."""
     a, b = ways.ways
     fallen(ways)
     for pause, asked in ((1.0, 2), (2.0, 3), (4.0, 4)):
@@ -99,7 +100,7 @@ def test_a_better_route_is_tried_when_its_pause_is_over(ways: SeveralRoutes) -> 
 
 
 def test_a_return_may_reach_only_the_next_better_route(caplog: pytest.LogCaptureFixture) -> None:
-    """From there the best is tried again, and not what is in use by then."""
+    """The best route is tried again from there, and not the one in use by then."""
     ways = SeveralRoutes("abc")
     a, b, _ = ways.ways
     a.unreachable, b.unreachable = "no listener at a", "no listener at b"

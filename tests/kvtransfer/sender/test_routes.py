@@ -152,7 +152,7 @@ def test_a_sender_uses_the_configured_transport(transport: str, monkeypatch: pyt
 def test_each_link_that_breaks_is_followed_by_one_over_the_next_route(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After the last of them the first has its turn."""
+    """The first route is used again after the last of them."""
     peers = both_have_all(monkeypatch)
     taken = []
     for transfer in range(1, 6):

@@ -1,4 +1,4 @@
-"""How a sender handles tickets and answers of its receivers, and when it wakes for another poll."""
+"""A sender's handling of tickets and answers of its receivers, and its wake-ups for another poll."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def outgoing() -> Outgoing:
 
 
 def places(pieces: Sequence[PieceSource]) -> list[tuple[tuple[int, ...], int, int, int, int, bool]]:
-    """For each piece: blocks, group, ordinal, offset, length, and whether it ends with its block."""
+    """The place of each piece: blocks, group, ordinal, offset, length, and whether it ends with its block."""
     return [(piece.blocks, *piece[1:]) for piece in pieces]
 
 
@@ -185,7 +185,7 @@ def test_blocks_that_are_read_when_the_transfer_ends_are_unpinned_after_it(outgo
 
 
 def test_blocks_that_follow_each_other_are_one_piece(outgoing: Outgoing) -> None:
-    """Where they differ in group or step, or leave out an ordinal, another piece begins."""
+    """Another piece begins where blocks differ in group or step, or leave out an ordinal."""
     step, later = FakeEvent(), FakeEvent()
     outgoing.transfer.push(0, 0, [50, 51], step)
     outgoing.transfer.push(0, 2, [52], step)

@@ -101,7 +101,7 @@ class CudaRig:
 
     @staticmethod
     def _warm(device: LinkDevice) -> None:
-        """As a worker has it before its first link, whose opening has a deadline."""
+        """Warms a device up, as a worker does before its first link, whose opening has a deadline."""
         from kvtransfer.device.kernels.move_runs import prepared
 
         for aligned, stores, head in product((False, True), repeat=3):
@@ -109,8 +109,8 @@ class CudaRig:
 
 
 def rig_of(transport: str, *, at_once: bool = False) -> DeviceRig | None:
-    """What a test's name of a transport has behind the first dash: `ipc-fake`, `ipc-cuda` (one GPU),
-    `ipc-peer` (from the first GPU to the second). `at_once`: for one end in a process of its own."""
+    """The device rig that a test's name of a transport has behind the first dash: `ipc-fake`, `ipc-cuda` (one
+    GPU), `ipc-peer` (from the first GPU to the second). `at_once`: for one end in a process of its own."""
     match transport.partition("-")[2]:
         case "fake":
             return FakeRig(None if at_once else 3)

@@ -31,7 +31,7 @@ _LINKS = 64
 
 
 def words_sum(data: bytes) -> int:
-    """What a piece's bytes add to its place's checksum."""
+    """The summand of a piece's bytes in its place's checksum."""
     words = np.frombuffer(data, dtype="<u4").astype(np.uint64)
     return int((words * multipliers(len(words))).sum(dtype=np.uint64)) & _MASK
 
@@ -58,7 +58,7 @@ class Bottom(WrappedWire):
 
     @property
     def reading(self) -> bool:
-        """Whether the device may read what was put."""
+        """True if the device may read what was put."""
         while self._reads and self._reads[0].query():
             self._reads.popleft()
         return bool(self._reads)

@@ -129,7 +129,7 @@ class FakeStream:
         self.do_until(lambda: not self.left)
 
     def close(self) -> None:
-        """Nothing was made."""
+        """Does nothing: no resource was made."""
 
     def do_until(self, holds: Callable[[], bool]) -> None:
         while not holds():

@@ -1,4 +1,5 @@
-"""Where kernels are tested: on a GPU, marked so, if there is one, else in Triton's interpreter."""
+"""The device on which kernels are tested: a GPU, marked so, if there is one, otherwise Triton's
+interpreter."""
 
 from __future__ import annotations
 

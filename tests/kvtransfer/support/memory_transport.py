@@ -126,7 +126,7 @@ class _MemoryRequest:
         self._wake = wake
 
     def window(self, pieces: int, piece_bytes: int) -> None:
-        """None: a message brings its piece."""
+        """Returns None: a message brings its piece."""
 
     def grant(self, response: OpenLinkResponse, staging: Staging) -> MemoryReceiverWire:
         self.response = response

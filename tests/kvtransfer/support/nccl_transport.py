@@ -24,7 +24,7 @@ _END_TIMEOUT_S = 10.0
 
 
 class WatchedChannels:
-    """What `NcclEndpoint` takes, and what it gave; the double's faults are the tests'."""
+    """Channels for `NcclEndpoint`, with a list of those that it was given; tests set the double's faults."""
 
     def __init__(self, device: LinkDevice) -> None:
         self.double = NcclDouble()
@@ -57,7 +57,7 @@ class WatchedEndpoint(NcclEndpoint):
 
     @property
     def aborting(self) -> int:
-        """How many aborted channels have not terminated."""
+        """The number of aborted channels that have not terminated."""
         return sum(not channel.terminated for channel in self._aborting)
 
     @property
@@ -108,5 +108,5 @@ def nccl_connector(
 
 
 def nccl_listener(wake: Callable[[], None], rig: DeviceRig | None, timeout_s: float) -> Listener:
-    """As `nccl_connector`."""
+    """A listener with the same doubles as `nccl_connector`."""
     return NcclTransport(wake, rig, timeout_s).listener()

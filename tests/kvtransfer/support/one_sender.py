@@ -74,20 +74,20 @@ class OneSender:
         return self.ways[link].ways[0].pipes[0]
 
     def reported(self, link: int = 0) -> list[SenderFrame]:
-        """What the receiver has been sent since the last call. It handles none of it."""
+        """The frames that the receiver has been sent since the last call. It handles none of them."""
         frames = [decode_from_sender(message)[0] for message in self.pipe(link).to_receiver]
         self.pipe(link).to_receiver.clear()
         return frames
 
     def pieces(self, link: int = 0) -> int:
-        """How many it has been sent since the last call."""
+        """The number of pieces that the link has been sent since the last call."""
         return sum(isinstance(frame, Piece) for frame in self.reported(link))
 
     def deliver(self, *frames: ReceiverFrame, link: int = 0) -> None:
         self.pipe(link).to_sender.extend(encode(frame) for frame in frames)
 
     def polled(self, max_pieces: int = MANY) -> bool:
-        """Whether this poll asks for another."""
+        """True if this poll asks for another."""
         before = self.wakes
         self.sender.poll(max_pieces)
         return self.wakes > before

@@ -61,7 +61,7 @@ class OwnedBlocks:
 
 
 class Source(OwnedBlocks):
-    """The sender's: a block is free again, and soon another's, when its one pin ends."""
+    """The sender's blocks: one is free again, and soon in other use, when its one pin ends."""
 
     def __init__(self, block_bytes: Sequence[int], blocks: int, array: NewArray = np.empty) -> None:
         super().__init__(block_bytes, blocks, array)
@@ -111,13 +111,13 @@ class Sink(OwnedBlocks):
         self.bytes[group][block, offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
 
     def place(self, transfer_id: int, group: int, ordinal: int) -> int:
-        """Where bytes are about to be written, now or by a device."""
+        """Returns the place of bytes that are about to be written, now or by a device."""
         assert transfer_id in self.writable, f"bytes of transfer {transfer_id}, which was given up"
         assert ordinal >= self.held[transfer_id][group], "bytes for a block that is held"
         return self.places[transfer_id][group][ordinal]
 
     def release(self, transfer: int) -> None:
-        """Its blocks are free, and another's at the next `reserve`."""
+        """Frees a transfer's blocks, which the next `reserve` takes."""
         self.writable.discard(transfer)
         del self.held[transfer]
         for group, blocks in enumerate(self.places.pop(transfer)):

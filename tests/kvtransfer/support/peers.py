@@ -90,7 +90,7 @@ class Store:
         self.groups[group][block, offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
 
     def place(self, transfer_id: int, group: int, ordinal: int) -> int:
-        """Where a device will write a piece."""
+        """Returns the place at which a device will write a piece."""
         assert transfer_id in self.places, "a place of a transfer that was given up"
         self.scattered.append((transfer_id, group, ordinal, -1))
         return self.places[transfer_id][group][ordinal]
@@ -98,7 +98,7 @@ class Store:
 
 @dataclass
 class Shape:
-    """What a test varies."""
+    """Properties of a pair that tests vary."""
 
     block_bytes: tuple[int, ...] = (4096,)
     piece_bytes: int = 4096
@@ -220,7 +220,7 @@ class Peers:
         self.run_until(lambda: self.at_rest() is None)
 
     def at_rest(self) -> str | None:
-        """None once idle, or the first resource that is still in use."""
+        """Returns None once the pair is idle, or the first resource that is still in use."""
         if self.source.pins or self.sender.pinned_blocks:
             return f"pins {self.source.pins}"
         for link in self.sender.links:
@@ -252,7 +252,7 @@ class Peers:
         return [event.transfer_id for event in self.received if isinstance(event, TransferStarted)]
 
     def equal(self, blocks: Sequence[Sequence[int]], places: Sequence[Sequence[int]]) -> bool:
-        """Whether the receiver's blocks hold what the sender's do."""
+        """True if the receiver's blocks hold what the sender's do."""
         return all(
             np.array_equal(self.source.groups[g][list(blocks[g])], self.sink.groups[g][list(places[g])])
             for g in range(len(blocks))

@@ -58,7 +58,7 @@ class FakeWire:
         return False
 
     def close(self, error: BatonError) -> None:
-        """Nothing is behind it."""
+        """Does nothing: no peer is behind it."""
 
     def arrived_count(self) -> int:
         return 7
@@ -173,7 +173,7 @@ class ReceivingEnd:
         return record
 
     def piece(self, rig: LinkRig, place: Place, data: bytes, staging: int = 0) -> Piece:
-        """With the right checksum."""
+        """A piece with the right checksum."""
         checksum = rig.link.cut.checksum.of(memoryview(data), *place)
         return Piece(*place, len(data), staging, checksum)
 

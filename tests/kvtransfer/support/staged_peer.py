@@ -62,7 +62,7 @@ def ticket_for(address: str, incarnation: int, transfer: int, blocks: int) -> tu
 
 
 def endpoints_of(text: str) -> list[Endpoint]:
-    """Parses what `to_text` made."""
+    """Parses endpoints that `to_text` wrote."""
     words = [word.partition(":") for word in text.split()]
     known = [
         (scheme, rest) if scheme in (IPC, NCCL) else (GRPC, f"{scheme}:{rest}") for scheme, _, rest in words
@@ -122,7 +122,7 @@ def make_receiver(
 
 
 def listen(receiver: Receiver, transport: str, wake: threading.Event, rig: DeviceRig | None) -> str:
-    """Its address."""
+    """Starts to listen and returns the address."""
     if not transport.startswith(NCCL):
         return to_text(receiver.listen(ListenConfig("127.0.0.1", transport=transport.partition("-")[0])))
     from tests.kvtransfer.support.nccl_transport import nccl_listener

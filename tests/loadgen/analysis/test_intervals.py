@@ -78,7 +78,8 @@ def test_correlation_time_of_nearly_nothing(values: list[float]) -> None:
 
 @pytest.mark.parametrize(("keep", "count"), [(0.0, 400), (0.8, 2000), (0.95, 8000)])
 def test_share_interval_holds_the_truth(keep: float, count: int) -> None:
-    """In about 95 of 100 runs, even where hits come in bursts; taken for independent it does not."""
+    """The interval holds the truth in about 95 of 100 runs, even where hits come in bursts; one that takes
+    them for independent does not."""
     limit = float(stats.norm.ppf(0.9)) / math.sqrt(1 - keep**2)
     held = naive = 0
     for seed in range(100):

@@ -1,4 +1,4 @@
-"""From records to numbers: formulas, goodput, and when a run is INVALID."""
+"""Numbers computed from records: formulas, goodput, and when a run is INVALID."""
 
 from __future__ import annotations
 

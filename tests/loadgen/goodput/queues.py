@@ -2,8 +2,8 @@
 
 `MG1` is one server that takes requests in the order in which they come, with service times of a few fixed
 lengths (one length: M/D/1). Its wait has the distribution of a geometric number of residual service times
-(Pollaczek and Khinchine), which is summed on a grid. `Cliff` is a server that is fast until so many requests
-came within the last second, and hopeless after: the count is Poisson.
+(Pollaczek and Khinchine), which is summed on a grid. `Cliff` is a server that is fast until a number of
+requests came within the last second, and hopeless after: the count is Poisson.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Queue(Protocol):
         """The share that meets the limit, in the long run."""
 
     def run(self, rate: float, seconds: float, seed: int) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        """When requests were due, when they ended, which were good; from an empty server on."""
+        """Simulates from an empty server on: times when requests were due, times when they ended, and which
+        were good."""
 
 
 @dataclass(frozen=True)

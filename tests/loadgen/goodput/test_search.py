@@ -37,7 +37,7 @@ def search(
 
 
 def found_within(queue: Queue, seeds: range, goal: float = 0.9) -> tuple[int, int]:
-    """How many searches ended within 5 % of the truth, and how many intervals hold it."""
+    """The number of searches that ended within 5 % of the truth, and of intervals that hold it."""
     truth = goodput(queue, goal)
     near = held = 0
     for seed in seeds:
@@ -58,7 +58,8 @@ def test_finds_the_goodput_of_a_queue(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUEUES)
 def test_finds_the_goodput_in_90_of_100_seeds(name: str) -> None:
-    """As near as the search promises, and intervals that hold the truth about as often as they say."""
+    """The results are as near as the search promises, and intervals hold the truth about as often as they
+    say."""
     near, held = found_within(QUEUES[name], range(100))
     print(f"{name}: {near} of 100 within 5 %, {held} of 100 intervals hold the truth")
     assert near >= 90
@@ -164,7 +165,8 @@ def test_a_rate_that_does_not_hold_is_not_confirmed() -> None:
 
 
 def test_a_backlog_that_grows_is_unstable_however_good_it_looks() -> None:
-    """At 110 % of the capacity a short look sees most requests within a loose limit."""
+    """The backlog grows at 110 % of the capacity, but a short look sees most requests within a loose
+    limit."""
     loose = MG1((0.01,), (1.0,), 10.0)
     probe = Probe.of(110.0, 0.9, *loose.run(110.0, 60.0, 1))
     assert probe.attainment > 0.95

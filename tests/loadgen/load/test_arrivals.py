@@ -1,4 +1,4 @@
-"""When requests are sent, against what the processes are defined as."""
+"""Times when requests are sent, against the definitions of the processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent: lengths, sharing, files, and what text costs."""
+"""Prompts that are sent: lengths, sharing, files, and the cost of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/sizing.md shows is what `loadgen size` says."""
+"""Sizes that docs/sizing.md shows are those of `loadgen size`."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ ALONE_S = 0.1
     ],
 )
 async def test_a_warm_up_is_as_wide_as_the_load(load: dict[str, Any], busiest: float, tmp_path: Path) -> None:
-    """At the load's busiest, whatever says when requests come."""
+    """The warm-up has the load's busiest concurrency, whatever says when requests come."""
     if "trace" in load:
         file = tmp_path / "trace.jsonl"
         lines = [{"timestamp": at, "input_length": 3, "output_length": 1} for at in load["trace"]]

@@ -321,7 +321,7 @@ def test_an_event_without_an_end_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_cancelled_request_ends_at_the_server(protocol: str) -> None:
-    """It leaves when its task is cancelled, and the server stops streaming."""
+    """The request leaves when its task is cancelled, and the server stops streaming."""
     async with serving(Behaviour(first_s=0.01, gap_s=0.05)) as served:
         began = time.monotonic()
         (record,), _, (failure,) = await ask(url_of(protocol, served), tokens=1000, timeouts_s=(0.3,))

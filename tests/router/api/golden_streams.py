@@ -210,7 +210,7 @@ def _now() -> float:
 
 
 def request_of(choice: int = 0, *, logprobs: bool = False) -> Request:
-    """An admitted request."""
+    """An admitted request for one choice."""
     sampling = Sampling(logprobs=2) if logprobs else Sampling()
     return Request(
         id=bytes(16),

@@ -1,4 +1,5 @@
-"""What the public and the admin ports expose: addresses and integrity reports on the admin ports only."""
+"""Data that the public and the admin ports expose: addresses and integrity reports on the admin ports
+only."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ def test_every_golden_file_has_a_case() -> None:
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_the_stream_is_the_golden_file(name: str) -> None:
-    """`python -m tests.router.api.golden_streams` writes them anew, where a change is meant."""
+    """Golden files are written again by `python -m tests.router.api.golden_streams`, where a change is
+    meant."""
     assert stream_of(name) == file_of(name).read_bytes()
 
 
@@ -35,7 +36,7 @@ STRUCTURED: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
 
 
 def found_in(choices: list[Any]) -> tuple[str, str, list[tuple[str, str]], str]:
-    """What a client puts together of a stream."""
+    """The outputs that a client puts together from a stream."""
     content = reasoning = ""
     calls: list[tuple[str, str]] = []
     for choice in choices:

@@ -122,7 +122,7 @@ async def test_answers_are_as_described(site: SiteMaker) -> None:
 
 
 async def test_what_the_schema_refuses_is_refused(site: SiteMaker) -> None:
-    """And what it accepts is accepted, but for what it cannot say."""
+    """Requests that the schema allows are accepted, except where it cannot state a rule."""
     base: dict[str, Any] = {"model": MODEL, "prompt": [1, 2, 3]}
     assert is_valid("CompletionBody", base)
     for field, value in REFUSED:

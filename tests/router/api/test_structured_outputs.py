@@ -88,7 +88,7 @@ def events_of(body: bytes) -> list[Any]:
 
 
 def of_chat(body: bytes) -> Answer:
-    """A whole chat's answer."""
+    """The answer to a chat, sent whole."""
     (choice,) = json.loads(body)["choices"]
     calls = [one["function"] for one in choice["message"].get("tool_calls", ())]
     content = choice["message"]["content"] or ""
@@ -96,7 +96,7 @@ def of_chat(body: bytes) -> Answer:
 
 
 def of_chunks(body: bytes) -> Answer:
-    """A streamed chat's answer."""
+    """The answer to a chat, sent as a stream."""
     content, finish, calls = "", "", list[tuple[str, str]]()
     for event in events_of(body):
         for choice in event["choices"]:

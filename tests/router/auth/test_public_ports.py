@@ -1,4 +1,4 @@
-"""With API keys, both public ports refuse callers without one, except probes; the client sends its key."""
+"""Public ports with API keys refuse callers without one, except probes; the client sends its key."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_grpc_health_is_open_and_reflection_is_not(site: SiteMaker, auth: 
 
 
 def completes(address: str, sampling: Any) -> int:
-    """How many tokens the client for threads gets."""
+    """The number of tokens that the client for threads gets."""
     with Client(address, api_key=KEY) as client:
         return len(client.complete([1, 2], **sampling).tokens)
 

@@ -36,7 +36,7 @@ def api_key(key: str, tenant: str = "acme", **fields: object) -> ApiKey:
 
 
 async def test_keys_come_and_go_within_a_second(site: SiteMaker, server: EmbeddedServer) -> None:
-    """Under a stream of requests; an outage in between changes nothing."""
+    """Keys change under a stream of requests; an outage in between changes nothing."""
     settings: dict[str, Any] = {
         "state": {"redis_url": server.url, "namespace": "ours"},
         "cluster_secret": "",

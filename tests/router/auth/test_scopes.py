@@ -78,7 +78,7 @@ async def test_http(site: SiteMaker, auth: Auth) -> None:
 
 
 async def refusal(call: Any) -> ErrorKind | None:
-    """What is wrong with a call; None: nothing."""
+    """The error of a call; None: it succeeds."""
     try:
         await call if not hasattr(call, "__aiter__") else [one async for one in call]
     except grpc.aio.AioRpcError as error:

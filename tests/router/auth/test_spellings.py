@@ -68,7 +68,7 @@ def spellings(path: str) -> Iterator[str]:
 
 
 def is_target(spelled: str) -> bool:
-    """Whether HTTP can carry it; what is none is 400 and ends the connection."""
+    """True if HTTP can carry the target; another one is 400 and ends the connection."""
     with contextlib.suppress(httptools.HttpParserInvalidURLError):
         return spelled.startswith(("/", "http:")) and httptools.parse_url(spelled.encode()).path is not None
     return False

@@ -50,13 +50,13 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
 
 async def generate(here: Site, key: str, tokens: int = 3, **fields: Any) -> int:
-    """How many tokens came."""
+    """Completes a prompt and returns the number of tokens."""
     call = here.stub.Generate(ids_request([1, 2], tokens, **fields), metadata=tuple(bearer(key).items()))
     return sum([len(answer.token_ids) async for answer in call])
 
 
 async def refusal(here: Site, key: str, **fields: Any) -> tuple[ErrorKind, float]:
-    """What is wrong, and after how many seconds to come back."""
+    """The kind of the error, and the seconds after which to come back."""
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await generate(here, key, **fields)
     error = refused.value

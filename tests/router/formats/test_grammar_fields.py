@@ -1,4 +1,4 @@
-"""Which fields constrain an output, and to what."""
+"""Fields that constrain an output, and the constraints they mean."""
 
 from __future__ import annotations
 

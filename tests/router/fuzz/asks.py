@@ -43,7 +43,7 @@ class Ask:
         return "/v1/chat/completions" if self.prompt_kind == "chat" else "/v1/completions"
 
     def body(self) -> bytes:
-        """As an HTTP body."""
+        """The request as an HTTP body."""
         fields = dict(self.fields)
         if "logit_bias" in fields:
             fields["logit_bias"] = {str(token): bias for token, bias in fields["logit_bias"]}
@@ -63,7 +63,7 @@ class Ask:
         return json.dumps({"model": self.model, "prompt": self.prompt, **fields}).encode()
 
     def message(self) -> GenerateRequest:
-        """As a message."""
+        """The request as a gRPC message."""
         fields = dict(self.fields)
         biases = [LogitBias(token_id=token, bias=bias) for token, bias in fields.pop("logit_bias", ())]
         grammar, tools = fields.pop("grammar", None), fields.pop("tools", ())
@@ -146,7 +146,7 @@ def _bounds(name: str) -> Bounds:
 
 
 def _number(draw: random.Random, name: str) -> float | int:
-    """At, beyond or between the bounds; what a message can carry."""
+    """Draws a number at, beyond or between the bounds that a message can carry."""
     bounds = _bounds(name)
     if name in FLOATS:
         least, most = bounds.used or (bounds.least, bounds.most)
@@ -176,7 +176,7 @@ def _biases(draw: random.Random) -> list[tuple[int, float]]:
 
 
 def _grammar(draw: random.Random) -> dict[str, Any]:
-    """As `structured_outputs` has it. The longest is beyond the bound."""
+    """Draws a value of `structured_outputs`. The longest is beyond the bound."""
     size = draw.choice((1, 3, 1000, MAX_GRAMMAR_BYTES)) if draw.random() < 0.2 else 3
     kinds: dict[str, Any] = {
         "json": {"enum": ["a" * size]},
@@ -190,7 +190,7 @@ def _grammar(draw: random.Random) -> dict[str, Any]:
 
 
 def _tool(draw: random.Random) -> tuple[str, dict[str, Any]]:
-    """Name and parameters."""
+    """A tool's name and the schema of its parameters."""
     name = draw.choice(("", "x" * 65, "a b", "é")) if draw.random() < 0.05 else f"f{draw.randrange(1000)}"
     return name, draw.choice(({}, {"type": "object", "properties": {"a": {"type": "string"}}}))
 

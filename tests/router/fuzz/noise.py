@@ -99,7 +99,7 @@ def _valid(path: str) -> dict[str, Any]:
 
 
 def _value(draw: random.Random, depth: int) -> Any:
-    """Any JSON value, shallow."""
+    """A random JSON value of little depth."""
     shape = draw.random()
     if depth > 3 or shape < 0.6:
         return draw.choice(_SCALARS)

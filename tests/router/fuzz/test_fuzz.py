@@ -54,7 +54,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a request: a kind of error and its field, or the texts of its outputs."""
+    """The verdict on a request: a kind of error and its field, or the texts of its outputs."""
 
     kind: ErrorKind | None
     param: str | None = None
@@ -133,8 +133,8 @@ class Fuzz:
 
 
 async def run(site: SiteMaker, count: int, seed: int) -> Counter[str]:
-    """Sends `count` requests, in four equal parts: the same to both APIs, and noise to each. Every so many
-    have a new router and new workers, for fakes forget nothing and become slow."""
+    """Sends `count` requests, in four equal parts: the same to both APIs, and noise to each. At intervals
+    router and workers are replaced by new ones, for fakes forget nothing and become slow."""
     counts: Counter[str] = Counter()
     numbers = range(count * 3 // 4)
     for start in range(0, len(numbers), _PER_SITE):

@@ -1,4 +1,4 @@
-"""Which connection is closed for a new one, and how many a process may have."""
+"""Connections that are closed for new ones, and their number in a process."""
 
 from __future__ import annotations
 

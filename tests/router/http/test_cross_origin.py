@@ -1,4 +1,4 @@
-"""What a web page in a browser on this machine may ask of a router on loopback."""
+"""Requests that a web page in a browser on this machine may send to a router on loopback."""
 
 from __future__ import annotations
 

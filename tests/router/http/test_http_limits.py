@@ -1,4 +1,4 @@
-"""What one HTTP connection may send, and how long it may take."""
+"""Limits on what one HTTP connection may send, and on how long it may take."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_bodies_that_do_not_arrive_take_bounded_memory(site: SiteMaker) ->
 
 
 async def test_a_client_that_sent_more_and_goes_away_ends_what_runs(site: SiteMaker) -> None:
-    """Its first request runs, the others wait behind it on the same connection."""
+    """The first request runs, the others wait behind it on the same connection."""
     async with site() as here:
         here.worker("decode-0").behaviour.step_s = 0.05
         async with connect(here.addresses["http"]) as raw:

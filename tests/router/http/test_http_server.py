@@ -1,4 +1,4 @@
-"""Keep-alive of HTTP connections."""
+"""HTTP connections that are kept alive between requests."""
 
 from __future__ import annotations
 

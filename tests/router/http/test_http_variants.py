@@ -160,7 +160,8 @@ async def test_http_1_0(site: SiteMaker) -> None:
 
 @pytest.mark.parametrize("step_s", [0.001, 0.1])
 async def test_a_client_that_closes_its_sending_side(site: SiteMaker, step_s: float) -> None:
-    """It gets the answers to all that it has sent; `100 Continue` comes before a late one alone."""
+    """The client gets the answers to all requests that it has sent; `100 Continue` comes before a late one
+    alone."""
     async with site() as here:
         here.worker("decode-0").behaviour.step_s = step_s
         address = here.addresses["http"]

@@ -1,4 +1,4 @@
-"""Which connections count as silent; what a client that is cut off meets is in tests/hosts."""
+"""Connections that count as silent; a client that is cut off is in tests/hosts."""
 
 from __future__ import annotations
 

@@ -70,6 +70,6 @@ class Scene:
 
     @property
     def error(self) -> tuple[ErrorKind, str] | None:
-        """What prefill's call ended with."""
+        """The error that prefill's call ended with; None: it has not ended with one."""
         error = self.calls.prefill.error
         return None if error is None else (error.kind, error.message)

@@ -180,7 +180,7 @@ class ScriptedJournal:
 
 
 class ScriptedRouter:
-    """Runs one request."""
+    """Runs one request over scripted workers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, max_attempts: int = 3) -> None:
         self.clock = Clock()

@@ -37,7 +37,7 @@ def rpc_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 
 
 def baton_error(error: BatonError) -> grpc.aio.AioRpcError:
-    """As a worker's answer."""
+    """An error as a worker's call raises it."""
     status = to_status(error)
     trailing = grpc.aio.Metadata(*status.trailing_metadata)
     return grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), trailing, status.details, None)
@@ -181,7 +181,7 @@ class Pair:
         return self.decode.claimed_slots, self.decode.reserved_tokens, self.prefill.queued_tokens
 
     def output(self, attempt: int, first_number: int, ids: list[int], **fields: Any) -> None:
-        """Decode's stream brings tokens."""
+        """Delivers tokens as decode's stream would."""
         output = SequenceOutput(
             attempt=Attempt(request_id=REQUEST_ID, number=attempt),
             first_number=first_number,

@@ -219,7 +219,7 @@ async def test_the_ticket_follows(scene: Scene) -> None:
 async def test_a_ticket_that_prefill_does_not_accept(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, runs: bool
 ) -> None:
-    """If prefill's call fails too, its own error is more specific."""
+    """The error of prefill's call is raised if that fails too, since it is more specific."""
     call = await scene.prefilling()
     scene.pair.prefill_peer.answers["ProvideTicket"] = rpc_error(grpc.StatusCode.NOT_FOUND, "no such prefill")
     if not runs:

@@ -1,4 +1,4 @@
-"""How prefill's call ends, how long it is awaited, and what is released when an attempt ends."""
+"""Ends of prefill's call, how long it is awaited, and what is released when an attempt ends."""
 
 from __future__ import annotations
 

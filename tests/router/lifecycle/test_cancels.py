@@ -58,7 +58,7 @@ def claim_of(worker: Worker) -> Claim:
 
 
 def patched(monkeypatch: pytest.MonkeyPatch, **of_asyncio: Any) -> None:
-    """What the module sees of asyncio has these functions instead."""
+    """Replaces functions that the module takes from asyncio."""
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), **of_asyncio}))
 
 
@@ -78,7 +78,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, Callable[[], None]]]:
-    """What is to be called later and after how long; a test calls it when it wants."""
+    """Collects scheduled calls with their delays; a test makes them when it wants."""
     calls: list[tuple[float, Callable[[], None]]] = []
 
     def call_later(delay: float, function: Callable[..., None], *arguments: object) -> None:

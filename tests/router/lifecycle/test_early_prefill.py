@@ -103,7 +103,7 @@ async def test_with_other_routers_the_reservation_comes_first(site: SiteMaker) -
 
 
 async def test_with_a_combined_worker_the_reservation_comes_first(site: SiteMaker) -> None:
-    """Its prompt is computed into the reserved blocks."""
+    """The prompt is computed into the reserved blocks."""
     async with site(prefill=0, decode=0, both=1) as here:
         assert tokens_of(await here.generate(ids_request(PROMPT, 6))) == expected(PROMPT, 6)
         assert not here.worker("both-0").prefill.requests[0].ticket_follows

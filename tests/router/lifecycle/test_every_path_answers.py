@@ -75,7 +75,7 @@ def limited(tmp_path: Path) -> Auth:
 
 
 async def over_http(client: httpx.AsyncClient, *, stream: bool) -> str:
-    """How a call ends: "ok", or what the error is of."""
+    """The end of a call: "ok", or the kind of its error."""
     async with asyncio.timeout(5):
         answer = await complete(client, max_tokens=3, stream=stream)
     if answer.status_code == 200 and '"error"' not in answer.text:

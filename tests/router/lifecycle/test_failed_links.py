@@ -40,7 +40,7 @@ def break_links(here: Site, broken: tuple[tuple[str, str], ...]) -> None:
 
 
 async def answers(here: Site, count: int, seed: int) -> list[bool]:
-    """Whether each of so many requests at a time had its tokens; none has others."""
+    """Sends `count` requests at a time and returns whether each had its tokens; none has others."""
     prompts = [[seed % 250, number, 7] for number in range(count)]
     requests = (here.generate(ids_request(prompt, TOKENS)) for prompt in prompts)
     found = await asyncio.gather(*requests, return_exceptions=True)
@@ -76,7 +76,7 @@ def forget_failures(here: Site) -> None:
 
 
 async def failed_links(here: Site) -> set[tuple[str, str]]:
-    """As the status names them."""
+    """The failed links that the status names."""
     status = await here.admin.GetStatus(AdminServiceGetStatusRequest())
     return {
         (worker.worker.identity.name, link.decode)
@@ -108,7 +108,7 @@ async def test_whichever_links_fail_no_request_does_while_another_pair_is_free(s
 
 
 async def test_pauses_of_a_link_grow_until_a_handoff_succeeds(site: SiteMaker) -> None:
-    """It is the only one: requests wait for each try."""
+    """The link is the only one: requests wait for each try."""
     async with site(max_attempts=4) as here:
         (worker,) = (one for one in here.router.directory.workers if one.name == "prefill-0")
         break_links(here, (("prefill-0", "decode-0"),))
@@ -139,7 +139,8 @@ async def test_a_link_that_fails_a_request_again_counts(
 
 
 async def test_a_pair_that_failed_a_request_is_avoided_by_its_next_attempt(site: SiteMaker) -> None:
-    """For whatever reason: nothing says that the link has failed, so that other requests may use it."""
+    """The pair is avoided whatever the reason: nothing says that the link has failed, so that other requests
+    may use it."""
     async with site(prefill=1, decode=2, max_attempts=2) as here:
         here.worker("prefill-0").behaviour.broken_cause = None
         for broken in ("decode-0", "decode-1"):

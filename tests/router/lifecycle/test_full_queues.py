@@ -73,7 +73,7 @@ async def test_a_full_queue_is_waited_for_and_is_no_failed_attempt(site: SiteMak
 
 
 async def test_a_queue_that_stays_full_is_waited_for_as_long_as_for_a_slot(site: SiteMaker) -> None:
-    """Refusals do not begin the wait anew."""
+    """Refusals do not begin the wait again."""
     async with site(max_attempts=1, queue_timeout_s=0.4) as here:
         here.worker("prefill-0").behaviour.full_prefills = 10**6
         code, message = await failure(here)

@@ -1,4 +1,4 @@
-"""What uses up an attempt of a request, what ends the request, and what is logged."""
+"""Events that use up an attempt of a request, events that end the request, and what is logged."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_a_prompt_starts_before_its_ticket(router: ScriptedRouter) -> None
 
 
 async def test_an_early_prefill_that_is_refused_uses_up_its_attempt_number(router: ScriptedRouter) -> None:
-    """What prefill may have reported belongs to the first attempt, so the next has its own number."""
+    """Reports of prefill belong to the first attempt, so the next has its own number."""
     full, other = a_pair("0", sure=True), a_pair("1")
     async with router.running(request_of()):
         await router.place(full)

@@ -111,7 +111,8 @@ async def test_the_last_failure_ends_the_request(router: ScriptedRouter) -> None
 
 @pytest.mark.parametrize("reported", [0, 1])
 async def test_an_error_that_another_attempt_would_meet_again(router: ScriptedRouter, reported: int) -> None:
-    """It is not tried again, whether or not decode has the sequence; its reason is for the log alone."""
+    """The request is not tried again, whether or not decode has the sequence; its reason is for the log
+    alone."""
     pair = a_pair()
     has_handoff(pair, TicketState.TICKET_STATE_ACTIVE)
     with structlog.testing.capture_logs() as logged:
@@ -133,7 +134,7 @@ async def test_an_error_that_another_attempt_would_meet_again(router: ScriptedRo
 
 
 async def test_the_reason_of_an_invalid_request_is_for_its_client_alone(router: ScriptedRouter) -> None:
-    """It may repeat a part of the request: of its grammar, which is all that a worker judges."""
+    """The reason may repeat a part of the request: of its grammar, which is all that a worker judges."""
     pair = a_pair()
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of(grammar=Grammar(regex="a"))) as outbox:
@@ -165,7 +166,7 @@ async def test_prefill_may_break_once_decode_has_the_sequence(router: ScriptedRo
 
 
 async def test_without_the_prompts_logprobs_decode_must_not_continue(router: ScriptedRouter) -> None:
-    """Only prefill has them."""
+    """The logprobs can come from prefill alone."""
     pair = a_pair()
     has_handoff(pair, TicketState.TICKET_STATE_ACTIVE)
     async with router.running(request_of(echo=Echo("abc"), sampling=Sampling(logprobs=1))) as outbox:

@@ -67,7 +67,7 @@ def an_output_of(
 
 
 def delivered(outbox: Outbox) -> Delta:
-    """What was delivered since the last time; an empty delta if that is nothing."""
+    """The delta that was delivered since the last call; an empty one if there is none."""
     return outbox.take() or Delta(0)
 
 
@@ -118,7 +118,7 @@ def test_an_attempt_begins_afresh_and_keeps_what_was_emitted() -> None:
 
 
 def test_emitted_tokens_are_dropped_if_the_prompts_logprobs_are_incomplete() -> None:
-    """The prompt is run once more, and nothing was shown: so the output begins anew."""
+    """The prompt is run once more, and no token was shown: so the output begins again."""
     output, outbox = an_output_of(echo=True)
     output.accept_decoded(decoded(0, [10], logprobs=[logprobs_message(-1)]))
     assert outbox.take() is None

@@ -58,7 +58,7 @@ def test_it_lasts_from_the_moment_at_which_the_last_pair_went() -> None:
 
 
 async def _statuses(here: Site) -> tuple[int, int]:
-    """Those of /ready and of grpc.health.v1."""
+    """The statuses of /ready and of grpc.health.v1."""
     async with http(here) as client, grpc.aio.insecure_channel(here.addresses["grpc"]) as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         return (await client.get("/ready")).status_code, answer.status
@@ -71,7 +71,8 @@ async def _until_statuses(here: Site, ready: int, health: int) -> None:
 
 
 async def test_requests_of_a_router_whose_last_worker_goes_wait_for_the_next(site: SiteMaker) -> None:
-    """It keeps its place behind a Service: no connection is refused while its only workers are replaced."""
+    """The router keeps its place behind a Service: no connection is refused while its only workers are
+    replaced."""
     serving, not_serving = (
         health_pb2.HealthCheckResponse.SERVING,
         health_pb2.HealthCheckResponse.NOT_SERVING,

@@ -169,7 +169,7 @@ async def test_the_first_token_may_end_the_output(router: ScriptedRouter) -> Non
 
 
 async def test_decode_may_report_everything_first(router: ScriptedRouter) -> None:
-    """Its stream overtakes prefill's, which is awaited for the cached tokens."""
+    """Decode's stream overtakes prefill's, which is awaited for the cached tokens."""
     pair = a_pair()
     async with router.running(request_of(max_tokens=2)) as outbox:
         prefill = await router.prefilling(pair)
@@ -238,7 +238,7 @@ async def test_a_released_ticket_waits_for_the_token_that_released_it(
 
 @pytest.mark.parametrize("logprobs", [True, False])
 async def test_a_prompt_without_output(router: ScriptedRouter, logprobs: bool) -> None:
-    """With logprobs it goes to prefill alone, without them to no worker."""
+    """The prompt goes to prefill alone where it asks for logprobs, otherwise to no worker."""
     pair = a_pair()
     sampling = Sampling(logprobs=1) if logprobs else Sampling()
     request = request_of(max_tokens=0, echo=Echo("abc"), sampling=sampling)

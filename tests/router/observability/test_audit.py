@@ -1,4 +1,5 @@
-"""What a router records: every request, refusal, change of keys and admin action, and never content."""
+"""Events that a router records: every request, refusal, change of keys and admin action, and never
+content."""
 
 from __future__ import annotations
 

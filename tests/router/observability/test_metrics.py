@@ -18,7 +18,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 async def scrape(here: Site) -> Samples:
-    """Every sample of /metrics but for its `model` label, by name and labels."""
+    """Every sample of /metrics without its `model` label, by name and labels."""
     async with http(here) as client:
         response = await client.get("/metrics")
     assert response.status_code == 200

@@ -1,4 +1,4 @@
-"""What several modules here compare with."""
+"""Fixtures that several modules here compare with."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Machine:
             await asyncio.sleep(self._slower_now() * self.costs.prompt_s(tokens))
 
     def _slower_now(self) -> float:
-        """How many times as long as `costs` a prompt or step takes that begins now."""
+        """The factor by which a prompt or step that begins now is slower than `costs`."""
         self._slowness.append(self.slower)
         return self.slower
 
@@ -108,7 +108,7 @@ class Machine:
         return sum(sequence.context for sequence in self.running)
 
     async def decode(self, prompt: int, tokens: int) -> None:
-        """Decodes so many tokens of a sequence."""
+        """Decodes `tokens` tokens of a sequence."""
         sequence = Decoding(prompt, tokens)
         self.running.add(sequence)
         self.most_running = max(self.most_running, len(self.running))
@@ -128,7 +128,7 @@ class Machine:
                     sequence.ended.set()
 
     def describe(self, worker: Worker) -> DescribeResponse:
-        """What its next heartbeat says."""
+        """The description in a worker's next heartbeat."""
         described = DescribeResponse()
         described.CopyFrom(worker.described)
         load = described.load
@@ -269,7 +269,7 @@ class Traffic:
     then: float = 0.0
 
     def arrivals(self, draw: random.Random) -> Iterator[float]:
-        """When requests come."""
+        """Draws the times when requests come."""
         for begin, rate in ((0.0, self.rate), (self.seconds, self.then)):
             at = begin
             while rate and (at := at + draw.expovariate(rate)) < begin + self.seconds:
@@ -297,10 +297,10 @@ def simulate(
 
 
 def attained(served: list[tuple[Slo, Served]]) -> int:
-    """How many requests met their limits."""
+    """The number of requests that met their limits."""
     return sum(one.meets(slo) for slo, one in served)
 
 
 def keep_order_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on late requests do not wait behind others."""
+    """Turns off that late requests wait behind others."""
     monkeypatch.setattr(RequestOrder, "set_late", lambda order, entry, late: None)

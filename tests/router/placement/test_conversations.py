@@ -19,7 +19,7 @@ BURST, BURST_S = 60, 2.5
 
 
 class Conversations:
-    """They come at `RATE` turns a second; `BURST` more of them begin at once, at `BURST_S`."""
+    """Conversations with `RATE` turns a second; `BURST` more of them begin at once, at `BURST_S`."""
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self._cluster = cluster

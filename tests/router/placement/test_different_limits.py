@@ -46,7 +46,7 @@ ROLES = {
 
 @dataclass(frozen=True)
 class Machine:
-    """One worker's limits."""
+    """The limits that one worker enforces."""
 
     name: str
     role: str
@@ -117,7 +117,7 @@ def room(ask: Ask, pair: Pair) -> int:
 
 
 def limits_of(pair: Pair) -> tuple[object, ...]:
-    """What a pair differs in from others."""
+    """The limits in which a pair differs from others."""
     prefill, decode = pair
     prompt, total = min(prefill.kv, prefill.context), min(prefill.context, decode.context, decode.kv)
     formats = frozenset(prefill.formats) & frozenset(decode.formats)
@@ -125,7 +125,7 @@ def limits_of(pair: Pair) -> tuple[object, ...]:
 
 
 def tokens_due(ask: Ask, announced: list[Pair], live: list[Pair]) -> int | ErrorKind:
-    """How many tokens of output a request has, or the kind of its error."""
+    """The number of tokens of a request's output, or the kind of its error."""
     unknown = POSITIONS - ask.prompt if ask.prompt + min(1, ask.tokens) <= POSITIONS else -1
     most = max((room(ask, pair) for pair in announced), default=unknown)
     if most < 0:

@@ -90,7 +90,7 @@ def as_they_came(
 
 
 def test_short_prompts_are_not_refused_for_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the rate that the worker sustains hardly any request is refused. A third of the short prompts would
+    """Hardly any request is refused at the rate that the worker sustains. A third of the short prompts would
     be if their first tokens were predicted first come, first served."""
     assert in_time(MIXED, served(MIXED, 1.0)) >= 0.98
     monkeypatch.setattr(Backlog, "wait_of", as_they_came)

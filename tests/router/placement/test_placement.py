@@ -1,4 +1,4 @@
-"""Which workers a request is placed on, and why none would do."""
+"""Workers that a request is placed on, and reasons for which none would do."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_prefill_worker_with_the_least_to_compute_first(
 
 
 async def test_workers_without_room_are_passed_over() -> None:
-    """In the order in which they would be chosen: the emptiest first."""
+    """Workers are tried in the order in which they would be chosen: the emptiest first."""
     away, refusing, barred, unmatched, good = [
         bare_worker(f"decode-{number}", fingerprint=b"other" if number == 3 else b"same")
         for number in range(5)

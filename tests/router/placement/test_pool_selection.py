@@ -1,4 +1,4 @@
-"""Which pool is current, which workers belong to it, and why a switch is refused."""
+"""The current pool, the workers that belong to it, and reasons for which a switch is refused."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_worker_that_is_not_ready_yet_is_a_member() -> None:
 
 
 def test_a_review_after_no_change_of_any_worker_keeps_all_marks() -> None:
-    """It comes with every heartbeat: only changes of who is there and alive count."""
+    """A review comes with every heartbeat: only changes of who is there and alive count."""
     workers = pair(b"c")
     pools = pools_of(workers)
     pools.review()  # repeated, since a pool became current

@@ -54,7 +54,7 @@ async def states(here: Site) -> dict[str, WorkerState.ValueType]:
 
 
 async def pools(here: Site) -> dict[bytes, PoolStatus]:
-    """By checkpoint."""
+    """The pools of the status, by checkpoint."""
     status = await here.admin.GetStatus(AdminServiceGetStatusRequest(), timeout=5)
     return {pool.pool.checkpoint: pool for pool in status.pools}
 

@@ -61,8 +61,8 @@ def share(machines: list[Machine], make: Make, traffic: Traffic, routers: int = 
 
 @pytest.mark.parametrize("routers", [1, 4])
 def test_two_that_exchange_divide_the_work_from_the_start(routers: int) -> None:
-    """At 8 ms, 16 requests a second and worker are met by prefill and decode apart alone: where both decode,
-    the steps of both are slowed down by prompts."""
+    """The limits of 8 ms and 16 requests a second and worker are met by prefill and decode apart alone: where
+    both decode, the steps of both are slowed down by prompts."""
     traffic = Traffic(32, 5, (Slo(0.5, 0.008),))
     machines = exchanging()
     assert share(machines, aware, traffic, routers) >= 0.97
@@ -72,8 +72,8 @@ def test_two_that_exchange_divide_the_work_from_the_start(routers: int) -> None:
 @pytest.mark.usefixtures("in_order_of_arrival")
 @pytest.mark.slow
 def test_two_that_exchange_are_no_worse_than_any_arrangement() -> None:
-    """Of 1,024 tokens in and 256 out a designated worker computes the prompts, and decodes nothing. Of 256 in
-    and 512 out it would be idle for two thirds of the time: each computes its own. Every other arrangement
+    """A designated worker computes the prompts of 1,024 tokens in and 256 out, and decodes nothing. With 256
+    in and 512 out it would be idle for two thirds of the time: each computes its own. Every other arrangement
     fails in one of both."""
     worst = [1.0] * 3
     for traffic, least, most in (
@@ -123,7 +123,7 @@ def pair() -> tuple[Worker, Worker]:
 
 
 def decoded_at(workers: tuple[Worker, Worker], placement: Placement | None = None) -> tuple[str, str, str]:
-    """Where a request is decoded, which count of `Placement.placed` it is in, and why."""
+    """The worker that decodes a request, its count in `Placement.placed`, and the reason."""
     placement = placement or placement_of(list(workers), ahead=10**6)
     before = placement.placed.copy()
     claim = placement.pick(64, 10)
@@ -166,7 +166,7 @@ def test_between_both_thresholds_a_process_does_as_the_first_one() -> None:
 
 
 def among(before: PrefillDivision, prompt_s: float, sequence_s: float) -> PrefillDivision:
-    """After many requests that take so long."""
+    """The division after many requests of `prompt_s` and `sequence_s` seconds."""
     division = PrefillDivision()
     division.own_prompts, division.first_process = before.own_prompts, before.first_process
     for _ in range(100_000 // 256):
@@ -188,7 +188,7 @@ def test_a_sequence_takes_as_long_as_outputs_are_not_as_they_may_be() -> None:
 
 
 def test_what_a_sequence_costs_is_by_the_costs_of_late() -> None:
-    """At first workers take it for a part of the step; requests' own properties are of many."""
+    """Workers at first count the cost as a part of the step; properties of requests are means over many."""
     division, workers = PrefillDivision(), pair()
     for sequence_s, count in ((0.0, 100), (1e-6, 100)):
         for _ in range(count):
@@ -208,7 +208,8 @@ def test_of_three_workers_two_that_decode_are_compared_with_one_designated() -> 
 
 
 def test_one_designated_decodes_what_no_other_has_a_slot_for() -> None:
-    """Of several the one with most room; a worker that is reserved for another request has no slot for it."""
+    """The designated worker with most room is taken; one that is reserved for another request has no slot for
+    it."""
     workers = [bare_worker(f"both-{number}", receives_handoffs=True, slots=100) for number in range(4)]
     workers[0].claimed_slots = 5
     for worker in workers[2:]:

@@ -41,7 +41,7 @@ def worker(number: int, *, fingerprint: bytes = b"same", role: str = "PREFILL", 
 
 
 class Workers(Directory):
-    """Those of a test, without any process."""
+    """The workers of a test, without any process."""
 
     def __init__(self, workers: list[Worker]) -> None:
         self.mine = workers
@@ -74,7 +74,7 @@ async def test_a_prompt_that_was_sent_counts_as_cached() -> None:
 
 @pytest.mark.parametrize("role", ["PREFILL", "BOTH"])
 async def test_also_of_one_worker_it_is_known_what_it_has_cached(role: str) -> None:
-    """How many prompts may be queued there depends on it."""
+    """The number of prompts that may be queued there depends on the cached tokens."""
     one, decode = worker(1, role=role), worker(2, role="DECODE")
     prefixes = PrefixAffinity(SECRET, lambda: [one, decode] if role == "PREFILL" else [one])
     for exact in (PROMPT, PROMPT[:20]):  # decode takes over whole blocks up to the prompt's end
@@ -269,7 +269,7 @@ async def test_of_equally_loaded_decode_workers_the_one_with_the_prompt_is_chose
 
 
 def names_of(ids: list[int]) -> list[bytes]:
-    """As the fakes would."""
+    """The block hashes of the ids as the fakes compute them."""
     hasher = BlockHasher(
         SECRET.encode(), tenant="", fingerprint=b"same", cache_dtype="float32", block_tokens=16
     )
@@ -295,7 +295,7 @@ async def test_decode_gets_the_hashes_of_a_prompts_full_blocks(
 
 
 async def test_an_attempt_after_a_failed_one_sends_no_hashes(site: SiteMaker) -> None:
-    """In case prefill and decode disagree about a hash, the next attempt sends all blocks."""
+    """The next attempt sends all blocks, in case prefill and decode disagree about a hash."""
     async with site(prefix_secret=SECRET) as here:
         here.worker("prefill-0").behaviour.break_prefills = 1
         here.worker("prefill-0").behaviour.break_code = grpc.StatusCode.FAILED_PRECONDITION

@@ -59,7 +59,7 @@ def test_a_request_that_has_time_waits_for_the_worker_that_has_it_cached(
 
 @pytest.mark.parametrize(("sequences", "name"), [(4, "both-1"), (7, "CACHED")])
 def test_where_there_is_much_room_nothing_waits_for_another(sequences: int, name: str) -> None:
-    """For 8 sequences: with 4 there is room for 4 more, and with 7 for one."""
+    """The room is for 8 sequences: with 4 there is room for 4 more, and with 7 for one."""
     other = combined("both-1", sequences, 0.0001)
     assert chosen(combined("both-0", 2), other, (380, 0), Waits.FOR_ITSELF) == name
 
@@ -71,7 +71,7 @@ def test_nothing_waits_for_a_worker_that_is_gone() -> None:
 
 
 def queueing(name: str, tokens: int) -> Worker:
-    """A worker that decodes nothing, and has so many prompt tokens queued."""
+    """A worker that decodes nothing and has `tokens` prompt tokens queued."""
     worker = combined(name, 0)
     worker.queued_tokens = tokens
     return worker
@@ -105,7 +105,8 @@ def test_while_a_prompt_queue_is_full_only_a_short_one_takes_what_is_cached_ther
 
 
 def test_a_worker_that_has_it_cached_is_taken_though_another_one_decodes_less() -> None:
-    """Its sequences delay more than the prompt's tokens do: only where the other has few prompt tokens."""
+    """The worker's sequences delay more than the prompt's tokens do: only where the other has few prompt
+    tokens."""
     cached = queueing("both-0", 0)
     cached.claimed_slots = 7
     assert placed(cached, queueing("both-1", QUARTER - 1)) == "both-1"
@@ -170,7 +171,7 @@ def test_a_request_under_a_limit_waits_for_a_full_prompt_queue_too(
 
 
 async def test_a_request_that_waits_for_its_cache_blocks_none_behind_it() -> None:
-    """It is placed once that worker has room for its prompt, or another one has much."""
+    """The request is placed once that worker has room for its prompt, or another one has much."""
     cached, other = workers = [combined("both-0", 0), combined("both-1", 0)]
     queued = [PrefillClaim(*one) for one in ((cached, 10, 1e-3), (other, 40, 1e-3))]
     for worker, tokens in ((cached, FULL // 2), (cached, FULL // 2 - 10), (other, QUARTER - 40)):

@@ -151,7 +151,7 @@ def test_goodput_survives_twice_the_sustainable_rate(machines: Machines, slo: Sl
 def test_bursts_are_smoothed_while_requests_have_time_until_their_first_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At a rate that one decode worker sustains on average, and not in every burst."""
+    """The rate is one that a decode worker sustains on average, and not in every burst."""
     slo = Slo(0.5, 0.006)
 
     def share() -> float:
@@ -233,8 +233,8 @@ def test_sequences_that_will_have_ended_by_a_first_token_leave_room(monkeypatch:
 
 
 def test_no_request_waits_for_room_under_its_limit_until_it_is_too_late() -> None:
-    """Its place in the queue ends long before its first token is due, and it is placed once it is late for
-    that: the others miss their limits already. Or its output takes 1.5 s more."""
+    """The request's place in the queue ends long before its first token is due, and it is placed once it is
+    late for that: the others miss their limits already. Or its output takes 1.5 s more."""
 
     async def main() -> None:
         cluster, loop = Cluster(apart(), aware()), asyncio.get_running_loop()
@@ -349,8 +349,8 @@ def test_what_no_worker_can_meet_is_refused_at_once() -> None:
 
 
 def test_old_heartbeats_do_not_make_routers_herd() -> None:
-    """Four routers that see one another's requests two seconds late. By heartbeats alone they would all send
-    to the worker that was emptiest then."""
+    """Four routers see each other's requests two seconds late. By heartbeats alone they would all send to the
+    worker that was emptiest then."""
 
     def machines() -> list[Machine]:
         seen.append(of(*[("prefill", 1.0)] * 3, *[("decode", 1.0)] * 4))

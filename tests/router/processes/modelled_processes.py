@@ -98,7 +98,7 @@ def serve(
     refuse_late: bool = False,
     seconds: float = SECONDS,
 ) -> tuple[list[Served], list[Served]]:
-    """What the requests of each process got, the first of which gets `first_share` of them."""
+    """Returns the requests that each process served, the first of which gets `first_share` of them."""
 
     async def main() -> tuple[list[Served], list[Served]]:
         machines = [Machine(role, exchanges=role == "both") for role in roles]

@@ -56,8 +56,8 @@ def test_slots_that_the_other_process_releases_count(monkeypatch: pytest.MonkeyP
 def test_short_prompts_are_not_refused_for_long_ones_of_the_other_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At the rate that the worker sustains, where one process refuses none either. If prompts of the other
-    process all went first, short ones would wait in the queue for a long one to end."""
+    """The rate is one that the worker sustains, where one process refuses none either. If prompts of the
+    other process all went first, short ones would wait in the queue for a long one to end."""
 
     def of_two_processes() -> list[tuple[int, Served]]:
         return served(MIXED, 1.0, make=lambda machines: TwoProcesses(machines, 1.0, refuse_late=True))

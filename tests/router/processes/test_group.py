@@ -46,7 +46,7 @@ def routers(parent: int) -> list[int]:
 
 
 async def _tokens(admin: str) -> Counter[str]:
-    """Output tokens by process."""
+    """Output tokens of each router process."""
     async with httpx.AsyncClient(verify=False) as client:
         text = (await client.get(f"http://{admin}/metrics")).text
     return Counter({index: int(float(value)) for index, value in _SERIES.findall(text)})

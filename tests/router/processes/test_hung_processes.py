@@ -63,7 +63,7 @@ async def test_a_process_that_is_stopped(model_folder: Path, frozen: int) -> Non
 
 
 async def test_a_process_that_ends_is_replaced_in_time(model_folder: Path) -> None:
-    """Within 3 s on an idle machine; what is asserted leaves room for a loaded one."""
+    """The replacement takes 3 s on an idle machine; what is asserted leaves room for a loaded one."""
     async with fake_pair(model_folder) as worker:
         process = await start_router(config(model_folder, [worker.address], processes=2))
         addresses = await ready(process, START_S)

@@ -1,4 +1,4 @@
-"""What the parent of several router processes says of those that do not answer."""
+"""Reports of the parent of several router processes about those that do not answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.router.processes.member_health import MemberHealth, failure, silen
 
 
 class Told:
-    """What was told, at times that the test sets."""
+    """Reports that were made, at times that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0

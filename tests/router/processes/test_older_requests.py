@@ -42,8 +42,8 @@ def test_a_process_with_fewer_requests_does_not_starve(
 
 
 def test_a_process_that_predicts_longer_steps_does_not_starve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It sees no room where the other one does, places little, and by itself would learn little of what
-    tokens take now."""
+    """The process sees no room where the other one does, places little, and by itself would learn little of
+    what tokens take now."""
     unequal = partial(shares, ("prefill", "decode"), 34, Slo(0.5, 0.008), 0.2, 1.03)
     found = unequal()
     assert min(found) >= 0.88, found

@@ -1,4 +1,4 @@
-"""What operators change at one process reaches the others, once they have found the worker or the pool."""
+"""Changes by operators at one process reach the others, once they have found the worker or the pool."""
 
 from __future__ import annotations
 

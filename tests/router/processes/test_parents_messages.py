@@ -1,4 +1,4 @@
-"""What one router process does with messages of its parent: each by itself, whatever becomes of another."""
+"""Messages of the parent are handled by a router process each by itself, whatever becomes of another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What router processes report to one another about their claims and the prompts that they have sent."""
+"""Reports of router processes to one another about their claims and the prompts that they have sent."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ async def test_a_slot_is_free_once_the_first_request_waits_no_more(tmp_path: Pat
 
 
 async def test_an_empty_worker_or_one_of_one_slot_takes_what_comes(tmp_path: Path) -> None:
-    """What cannot be placed in one process would keep out all of the other."""
+    """Requests that cannot be placed in one process would keep out all of the other."""
     async with waits_in_the_other(tmp_path, slots=1) as (one, _):
         assert one.decode.slots_left_by(Precedence(3, 6.0)) == 0
         assert isinstance(one.claim(Precedence(3, 6.0)), Claim)
@@ -250,7 +250,7 @@ async def test_outputs_that_siblings_had_decoded_count_as_cached(tmp_path: Path)
 
 
 async def test_a_link_that_failed_in_one_process_is_avoided_in_the_other(tmp_path: Path) -> None:
-    """One failure counts once, and whoever learns of it does not pass it on."""
+    """One failure counts once, and a process that learns of it does not pass it on."""
     async with pair(tmp_path) as (one, other):
         one.prefill.links.failed(one.decode, "it is cut")
         one.view.changed()

@@ -1,4 +1,4 @@
-"""A large request gets its turn where decode workers have slots but little memory."""
+"""A large request is served where decode workers have slots but little memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def generate(here: Site, tokens: int, first: int) -> None:
 
 @pytest.mark.parametrize("decode", [1, 2])
 async def test_a_large_request_is_not_starved_by_small_ones(site: SiteMaker, decode: int) -> None:
-    """From enough clients there is always a small one to take what becomes free."""
+    """Enough clients always have a small request to take what becomes free."""
     async with site(decode=decode, slots=16, queue_timeout_s=3) as here:
         for number in range(decode):
             behaviour = here.worker(f"decode-{number}").behaviour

@@ -1,4 +1,4 @@
-"""What a router counts of what clients ask of workers, whether it was served or not."""
+"""Counts by a router of what clients ask of workers, whether it was served or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which request a process says is its first that waits, to its siblings, and when it says so again."""
+"""The request that a process reports to its siblings as its first that waits, and when it reports again."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_the_most_urgent_and_of_these_the_oldest() -> None:
 
 
 async def test_calls_and_tenants_take_turns() -> None:
-    """Once one of their requests is placed, the others have waited since then."""
+    """The other requests have waited since one of theirs was placed."""
     here = Waiting()
     tenant = TenantAccount("a", TenantLimits(), asyncio.get_running_loop().time)
     for pair in ([ClientCall()] * 2, [ClientCall(tenant=tenant), ClientCall(tenant=tenant)]):
@@ -106,7 +106,7 @@ async def test_late_ones_and_those_that_leave_do_not_count() -> None:
 
 
 async def test_one_that_returns_goes_before_all_unless_it_cannot_be_placed() -> None:
-    """For want of blocks, or since its pool is not served any more."""
+    """A request cannot be placed without free blocks, or when its pool is not served any more."""
     here = Waiting()
     here.decode.claimed_slots = 7
     entry = here.queue.enter(ClientCall())

@@ -70,7 +70,7 @@ async def test_a_large_request_keeps_small_ones_from_its_worker_alone() -> None:
 
 
 async def test_a_long_prompt_keeps_short_ones_from_its_prefill_worker() -> None:
-    """That takes one prompt at a time; a decode worker has room all the time."""
+    """The prefill worker takes one prompt at a time; a decode worker has room all the time."""
     asking = Asking(worker("prefill-0", SMALL), worker("prefill-1", LARGE), worker("decode-0", LARGE, 9))
     first = await (await asking.ask(500))
     assert first.prefill.name == "prefill-1"

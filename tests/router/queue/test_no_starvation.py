@@ -1,4 +1,4 @@
-"""Nobody waits without end while others that came later are placed, whatever comes: the order of random
+"""No request waits without end while others that came later are placed, whatever comes: the order of random
 arrivals against a plain statement of its rules, and calls of several outputs among ever new ones."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOOPING = 64
 
 
 def calls(order: RequestOrder, outputs: int) -> list[QueueEntry]:
-    """The entries of a call of so many outputs, which begin to wait."""
+    """The entries of a call of `outputs` outputs, which begin to wait."""
     call = ClientCall()
     entries = [QueueEntry(call, order.arrival(call), tokens=COST) for _ in range(outputs)]
     for entry in entries:
@@ -56,7 +56,8 @@ def test_outputs_of_a_call_are_placed_among_ever_new_calls(outputs: int, slots: 
 
 @pytest.mark.parametrize("outputs", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
 async def test_a_call_of_several_outputs_ends_beside_looping_calls(site: SiteMaker, outputs: int) -> None:
-    """In twice the time of as many calls one after another, counted in calls of others that end meanwhile."""
+    """The call takes at most twice the time of as many calls one after another, counted in calls of others
+    that end meanwhile."""
     clients, ended = 12, 0
     async with site(slots=2, prefill_ahead_tokens=16) as here:
         here.worker("decode-0").behaviour.step_s = 0.0
@@ -82,7 +83,7 @@ async def test_a_call_of_several_outputs_ends_beside_looping_calls(site: SiteMak
 
 @dataclass
 class Flow:
-    """What the rules say of one tenant's requests of one priority."""
+    """State of one tenant's requests of one priority, by the rules."""
 
     start: float = 0.0
     turn: float = 0.0
@@ -145,7 +146,7 @@ class Rules:
         return count
 
     def priorities(self) -> set[int]:
-        """That of the next request; two where tenants are equal."""
+        """The priority of the next request; two where tenants are equal."""
         waiting = sorted({one.entry.call.priority for one in self.waiting.values()})
         behind = waiting[1:]
         if not behind or not self.owed:
@@ -154,7 +155,7 @@ class Rules:
         return {due if 9 * one.tokens <= self.owed else waiting[0] for one in self.firsts(due)}
 
     def firsts(self, priority: int) -> list[QueueEntry]:
-        """Those of a priority that may be next: of each tenant with the least start tag its first."""
+        """The requests of a priority that may be next: of each tenant with the least start tag its first."""
         keys = {self.key(entry) for entry in self.waiting if entry.call.priority == priority}
         least = min(self.flows[key].start for key in keys)
         found = []

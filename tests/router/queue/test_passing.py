@@ -1,4 +1,4 @@
-"""Which requests may pass those that wait for a prefill worker."""
+"""Requests that may pass those that wait for a prefill worker."""
 
 from __future__ import annotations
 

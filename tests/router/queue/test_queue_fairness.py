@@ -57,7 +57,7 @@ async def test_large_calls_take_turns_too(site: SiteMaker) -> None:
 
 
 async def test_a_large_call_uses_only_its_share_of_the_queue(site: SiteMaker) -> None:
-    """It has four times as many outputs as the queue has places, and is served itself."""
+    """The call has four times as many outputs as the queue has places, and is served itself."""
     async with site(slots=1, max_waiting=16, waiting_share=0.25) as here:
         here.worker("decode-0").behaviour.step_s = 0.002
         running = asyncio.create_task(large(here, 16, 4))

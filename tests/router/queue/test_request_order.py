@@ -28,7 +28,7 @@ def tenant(name: str, weight: float = 1.0) -> TenantAccount:
 def wait(
     order: RequestOrder, who: TenantAccount | None, count: int = 1, priority: int = 0, cost: float = COST
 ) -> list[QueueEntry]:
-    """So many client calls of one request each."""
+    """Queues `count` client calls of one request each."""
     entries = []
     for _ in range(count):
         call = ClientCall(tenant=who, priority=priority)
@@ -39,7 +39,7 @@ def wait(
 
 
 def place(order: RequestOrder) -> QueueEntry:
-    """Places the next request."""
+    """Places the next request and returns it."""
     entry = next(order.walk())
     order.placed(entry, entry.tokens)
     return entry
@@ -98,7 +98,7 @@ def test_what_a_tenant_had_while_nobody_waited_is_not_held_against_it() -> None:
 
 
 def test_a_tenant_that_ends_its_wait_pays_for_what_it_had() -> None:
-    """It may not start afresh by waiting with one request at a time."""
+    """The tenant may not start afresh by waiting with one request at a time."""
     order, patient, sly = RequestOrder(), tenant("patient"), tenant("sly")
     wait(order, patient, 600)
     got, last = Counter[str](), "sly"
@@ -150,7 +150,7 @@ def test_tenants_share_within_a_priority_only() -> None:
 
 
 def test_requests_that_are_passed_over_keep_their_places() -> None:
-    """As where they need a pool without room, and others behind them another one."""
+    """The requests need a pool without room, and others behind them another one."""
     order, a, b = RequestOrder(), tenant("a"), tenant("b")
     for who, priority in ((a, 0), (b, 0), (a, 2)):
         wait(order, who, 10, priority)
@@ -204,7 +204,7 @@ def test_how_many_requests_are_ahead() -> None:
 
 def test_flows_without_requests_do_not_pile_up() -> None:
     def taken(tenants: int) -> int:
-        """Bytes that an order takes after a request of each of so many tenants."""
+        """Bytes that an order takes after a request of each of many tenants."""
         tracemalloc.start()
         order = RequestOrder()
         for number in range(tenants):
@@ -236,7 +236,7 @@ def test_late_requests_go_last_in_their_flow_alone() -> None:
 
 
 def test_one_of_thirty_that_are_placed_is_the_oldest_late_one() -> None:
-    """In one walk, which passes over some."""
+    """The scan is a single one, which skips some."""
     order = RequestOrder()
     late = wait(order, None, 3)
     others = wait(order, None, 70)

@@ -23,7 +23,7 @@ SLO = Slo(0.5, None)
 
 @dataclass
 class Reported:
-    """What siblings have said."""
+    """Reports that siblings have sent."""
 
     waiting_for_prefill: int
     queued: Queued

@@ -61,7 +61,7 @@ def placement(found: Found, workers: list[Worker]) -> Placement:
 
 
 def simulate(senders: Sequence[Sender], seconds: float, *, fair: bool = True) -> dict[str, list[Run]]:
-    """The requests of so many seconds, by tenant. `fair`: the router knows tenants and priorities."""
+    """The requests of `seconds` seconds, by tenant. `fair`: the router knows tenants and priorities."""
 
     async def main() -> list[list[Run]]:
         machines = [Machine("prefill"), Machine("decode")]
@@ -132,7 +132,7 @@ def shares_by_weight(seconds: float) -> None:
     ]
 
     def shares(*, fair: bool) -> dict[str, float]:
-        """Of each tenant over its weight, where 1 is the mean."""
+        """The share of each tenant over its weight, where 1 is the mean."""
         served = simulate(senders, seconds, fair=fair)
         # Not the beginning, when nobody waits yet.
         window = [

@@ -1,4 +1,4 @@
-"""What a body may hold is counted exactly, before anything is built of it."""
+"""Sizes of a body are counted exactly, before anything is built of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an output may be and must be, given the prompt and the model's context."""
+"""Limits of an output's length, given the prompt and the model's context."""
 
 from __future__ import annotations
 

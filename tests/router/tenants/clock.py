@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Clock:
-    """Seconds."""
+    """A clock of seconds that tests advance."""
 
     def __init__(self) -> None:
         self.now = 0.0

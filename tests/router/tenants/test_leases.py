@@ -42,7 +42,7 @@ class Fleet:
         ]
 
     async def warm(self) -> None:
-        """As after a few seconds without calls."""
+        """Lets time pass until leases are as after a few seconds without calls."""
         for _ in range(6):
             for account, leases in zip(self.accounts, self.leases, strict=True):
                 account.touched = True
@@ -149,7 +149,7 @@ def running(calls: list[AbstractContextManager[Permit]]) -> Iterator[None]:
 
 
 async def test_concurrent_requests_of_four_routers() -> None:
-    """Together never more than the limit, and all of it for whoever asks."""
+    """The routers together never admit more than the limit, and a single one that asks gets all of it."""
     clock, draw = Clock(), random.Random(7)
     fleet = Fleet(MemoryQuotas(clock), clock, concurrent_requests=10)
     await fleet.warm()
@@ -176,7 +176,7 @@ async def test_concurrent_requests_of_four_routers() -> None:
 
 
 async def test_a_router_that_comes_gets_its_part_before_it_is_ready() -> None:
-    """Of a tenant that has no calls, too: the one that was alone gives up what it does not use."""
+    """Tenants without calls are included: the router that was alone gives up what it does not use."""
     clock = Clock()
     quotas = MemoryQuotas(clock)
     limits = TenantLimits(requests_per_minute=600, concurrent_requests=64)

@@ -15,7 +15,7 @@ from tests.router.http_client import http
 
 
 async def _served(site: Site, calls: int) -> int:
-    """How many of so many calls were admitted; each other one says when to come back."""
+    """The number of the calls that were admitted; each other one says when to come back."""
     served = 0
     body = {"model": MODEL, "prompt": [1, 2], "max_tokens": 2}
     async with http(site) as client:

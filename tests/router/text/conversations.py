@@ -136,7 +136,7 @@ def allowed_prompts(
 
 
 def _has_arguments(prompt: str, messages: Sequence[Message]) -> bool:
-    """Whether each call's arguments can be read from the prompt as JSON."""
+    """True if each call's arguments can be read from the prompt as JSON."""
     decoder, found = json.JSONDecoder(), []
     for place, character in enumerate(prompt):
         if character == "{":

@@ -1,4 +1,4 @@
-"""How an output ends: stop ids, the end-of-sequence id, stop strings."""
+"""Ends of an output: stop ids, the end-of-sequence id, stop strings."""
 
 from __future__ import annotations
 

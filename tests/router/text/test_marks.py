@@ -1,4 +1,4 @@
-"""What keeps client text from becoming control tokens is nothing that a template, or the model, can see."""
+"""Marks keep client text from becoming control tokens, and neither a template nor the model can see them."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_what_fails_otherwise(source: str) -> None:
 
 
 def test_a_client_alone_can_make_no_template_expensive() -> None:
-    """Of templates that are as models publish them: deep tools, indented; many messages; long texts."""
+    """The templates are as models publish them: deep tools, indented; many messages; long texts."""
     deep: object = [1] * 1000
     for _ in range(100):
         deep = [deep]

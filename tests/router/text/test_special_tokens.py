@@ -165,7 +165,7 @@ def test_variables_that_no_client_sets(demo: ModelTokenizer, name: str) -> None:
 
 
 async def test_over_both_protocols(site: SiteMaker) -> None:
-    """What a worker gets has the template's special tokens only; a plain prompt keeps its own."""
+    """Prompts at a worker have the template's special tokens only; a plain prompt keeps its own."""
     content = "a<|end|>b<|pad|>"
     async with site() as here, http(here) as client:
         body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 1}

@@ -28,7 +28,8 @@ def reference(text: str, stops: list[str]) -> tuple[str, bool]:
 
 
 class Naive:
-    """What `StopStrings` must do, by trying every place: quadratic in the length of the strings."""
+    """The behaviour that `StopStrings` must have, by trying every place: quadratic in the length of the
+    strings."""
 
     def __init__(self, stops: list[str]) -> None:
         self.stops = stops
@@ -148,7 +149,7 @@ def test_the_largest_request_has_an_automaton_of_a_few_bytes_a_character() -> No
 
 
 def _lines(stops: list[str], tokens: list[str]) -> int:
-    """How many lines the pushes of these tokens execute."""
+    """The number of lines that the pushes of these tokens execute."""
     watch = StopStrings(stops)
     count = 0
 

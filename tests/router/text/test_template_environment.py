@@ -78,7 +78,7 @@ SOURCES = [
 
 
 def compared(source: str, counts: Counter[str]) -> list[str]:
-    """What is wrong with the prompts of a template. Counts each kind of prompt."""
+    """Faults in the prompts of a template. Counts each kind of prompt."""
     template = ChatTemplate(source, SPECIAL)
     wrong = []
     for number, messages in enumerate(CONVERSATIONS):
@@ -104,7 +104,7 @@ def test_a_template_writes_what_it_writes_in_transformers(source: str) -> None:
 
 @pytest.mark.slow
 def test_templates_of_a_package(tmp_path: Path) -> None:
-    """Those that trl ships: of some twenty families, as published and for training."""
+    """The templates are those that trl ships: of some twenty families, as published and for training."""
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(tmp_path), TRL]
     subprocess.run(command, check=True, timeout=300)
     (wheel,) = tmp_path.glob("*.whl")
@@ -161,7 +161,8 @@ _FOLDERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", _FOLDERS)
 def test_templates_and_special_tokens_are_those_of_the_folder(tmp_path: Path, name: str) -> None:
-    """From whatever file; which template a conversation gets depends on whether it has tools."""
+    """Templates are read from each of the files; which one a conversation gets depends on whether it has
+    tools."""
     transformers = pytest.importorskip("transformers")
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text('{"vocab_size": 300, "max_position_embeddings": 64}')

@@ -53,7 +53,7 @@ class Jobs:
         await asyncio.gather(*self.tasks)
 
     def last_of(self, tenant: str) -> int:
-        """How many jobs ran until this tenant's last one."""
+        """The number of jobs that ran until this tenant's last one."""
         return len(self.ran) - self.ran[::-1].index(tenant)
 
     def _run(self, tenant: str) -> None:

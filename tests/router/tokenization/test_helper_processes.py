@@ -242,7 +242,7 @@ async def test_a_request_that_kills_the_process_fails_alone(model_folder: Path) 
 async def test_a_request_takes_limited_time_of_a_processor(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, used_s: float | None, kind: ErrorKind, why: str
 ) -> None:
-    """What a process did that could not run is not the request's fault."""
+    """Time in which a process could not run does not count against the request."""
     async with process(model_folder, job_s=0.5) as one:
         await tokenize(one, "a")
         assert one.pid is not None

@@ -182,7 +182,7 @@ def repeated(unit: str, size: int) -> str:
 def writes(
     here: Beating, text: str, most: int, *, calls: int, properties: dict[str, Any] = TYPES
 ) -> Callable[[], Awaitable[None]]:
-    """A job: the model writes a text, of which at most so many tokens; the chat has so many calls, whole and
+    """A job: the model writes a text of at most `most` tokens; the chat has `calls` calls, whole and
     streamed. `properties`: the tool's."""
 
     async def job() -> None:

@@ -174,7 +174,7 @@ def _arguments(draw: random.Random, name: str) -> dict[str, Any]:
 
 
 class _Json:
-    """Calls in tags: hermes."""
+    """Calls in tags, as hermes writes them."""
 
     opening, closing, key = "<tool_call>\n", "\n</tool_call>", "arguments"
     unclosed: tuple[str, ...] = UNCLOSED

@@ -46,7 +46,7 @@ ARGUMENTS: dict[str, object] = {
 
 
 class Found:
-    """What an output was parsed into, put together."""
+    """The parsed parts of an output, put together."""
 
     def __init__(self, structure: OutputStructure, parts: list[str]) -> None:
         self.content = self.reasoning = ""
@@ -115,7 +115,7 @@ def text_of(family: ToolFamily, name: str, arguments: Mapping[str, object]) -> s
 
 
 def written(family: ToolFamily, *calls: tuple[str, Mapping[str, object]]) -> str:
-    """As models of the family write calls."""
+    """Calls as models of the family write them."""
     texts = [text_of(family, name, arguments) for name, arguments in calls]
     if family.each:
         return family.separator.join(f"{family.opening}{text}{family.closing}" for text in texts)

@@ -1,4 +1,4 @@
-"""What goes before a prompt at a worker, and when it begins."""
+"""Prompts that go before another one at a worker, and the time at which it begins."""
 
 from __future__ import annotations
 
@@ -128,7 +128,8 @@ def test_of_many_prompts_only_the_sum_counts(backlog: Backlog) -> None:
 
 
 def test_prompts_of_siblings_count_by_length(backlog: Backlog) -> None:
-    """Those of 4 to 8 ms go before one of 6, and long ones delay it by a step; those due earlier may all."""
+    """Prompts of 4 to 8 ms go before one of 6, and long ones delay it by a step; those due earlier may
+    all."""
     left = seconds_by_length([0.005] * 4 + [0.3])
     backlog.set_siblings(BacklogPart(0.32, 0.32, left), tokens=3200)
     wait = backlog.wait_of(0.006)

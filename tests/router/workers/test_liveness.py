@@ -35,7 +35,7 @@ class Watched:
         self._beats_at = 0.0
 
     def run(self, until: float) -> float | None:
-        """When the worker was given up, or None if it was not."""
+        """Returns the time when the worker was given up, or None if it was not."""
         while self.now < until:
             self.now = _end_of(self._blocked, self.now + CHECK_INTERVAL_S)
             while _end_of(self._stalls, self._beats_at) <= self.now:
@@ -99,7 +99,7 @@ def test_silence_is_counted_from_the_last_message_to_the_check_after_the_limit()
 
 
 async def test_a_silent_token_stream_loses_the_worker(site: SiteMaker) -> None:
-    """It still answers, and its sequences continue at the other worker."""
+    """The worker still answers, and its sequences continue at the other worker."""
     async with site(decode=2) as here:
         victim, other = here.worker("decode-0"), here.worker("decode-1")
         other.behaviour.refuse_reserves = 10**6
@@ -119,7 +119,7 @@ async def test_a_silent_token_stream_loses_the_worker(site: SiteMaker) -> None:
 
 @pytest.mark.parametrize("starved", [True, False])
 async def test_a_silent_worker_that_is_starved_is_waited_for(site: SiteMaker, starved: bool) -> None:
-    """Its process wants a processor and is given none; the other one sleeps."""
+    """The worker's process wants a processor and is given none; the other one sleeps."""
     front = FrontProcess(ProcessWatch(1, look_at=lambda _: Activity(5.0, starved)))
     async with site(decode=2) as here:
         for name in ("decode-0", "decode-1"):
@@ -199,7 +199,7 @@ async def test_cancels_are_repeated_until_answered(site: SiteMaker, monkeypatch:
 
 
 async def test_output_that_no_request_waits_for_is_cancelled(site: SiteMaker) -> None:
-    """Once, though it comes with every step until the cancel takes effect."""
+    """The cancel is sent once, though output comes with every step until it takes effect."""
     async with site() as here:
         worker = here.worker("decode-0")
         worker.behaviour.step_s = 0.02

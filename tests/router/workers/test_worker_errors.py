@@ -1,4 +1,4 @@
-"""What clients get of a worker's failure: whether to retry, and nothing that identifies the worker."""
+"""Errors that clients get of a worker's failure: whether to retry, and nothing that identifies the worker."""
 
 from __future__ import annotations
 

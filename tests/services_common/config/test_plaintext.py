@@ -1,4 +1,4 @@
-"""Which ports of a worker are plaintext, and what is refused where TLS is required."""
+"""Ports of a worker that are plaintext, and settings that are refused where TLS is required."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A servicer's failure that nobody foresaw is one of its worker, not of the request."""
+"""A servicer's unexpected failure is one of its worker, not of the request."""
 
 from __future__ import annotations
 

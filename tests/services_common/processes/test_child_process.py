@@ -24,7 +24,7 @@ def test_no_descriptor_is_leaked(
     monkeypatch.setattr(child_process, "LAST_OUTPUT_S", 0.05)
 
     async def live_and_end() -> int:
-        """How many descriptors are left when a child has ended."""
+        """Runs a child to its end and returns the number of descriptors that are left."""
         child = await Child.start("child", READY, "")
         await child.ready(20)
         if killed:

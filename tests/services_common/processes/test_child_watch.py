@@ -110,7 +110,7 @@ async def test_a_child_that_answers_again() -> None:
 
 
 async def test_a_child_without_answers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It starts, or is another program: whoever waits for it judges that."""
+    """The child starts, or is another program: the caller that waits for it judges that."""
     asked: list[Child] = []
     monkeypatch.setattr(Child, "ask", lambda child: asked.append(child))
     async with watched(DEAF) as one:

@@ -86,7 +86,7 @@ def naive_logprobs(raw: Sequence[float], token: int, count: int) -> tuple[float,
 
 
 def naive_distribution(scaled: Sequence[float], params: SamplingParams) -> list[float]:
-    """How likely each token is to be drawn."""
+    """The probability of each token to be drawn."""
     kept = naive_kept(scaled, params)
     return _softmax([logit if token in kept else -math.inf for token, logit in enumerate(scaled)])
 

@@ -29,7 +29,7 @@ class Output:
 
 
 def wrong_tokens(output: Output, sampler: Sampler = naive_token) -> list[int]:
-    """Which of the tokens (by number) are not what the sampler draws after all those before."""
+    """The numbers of tokens that the sampler does not draw after all those before."""
     rows = output.raw[len(output.prompt) - 1 :]
     return [
         number
@@ -52,5 +52,5 @@ def logprob_error(raw: Sequence[float], token: int, count: int, reported: Logpro
 
 
 def allowed(logprob: float) -> float:
-    """How far from it a reported one may be."""
+    """The error that a reported logprob may have."""
     return max(LARGEST_ERROR, LARGEST_RELATIVE_ERROR * abs(logprob))

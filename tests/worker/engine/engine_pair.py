@@ -126,7 +126,7 @@ class Pair:
                 time.sleep(0.0005)
 
     def ended(self, request: PairRequest) -> bool:
-        """Whether the prefill's call and decode's slot have ended."""
+        """True if the prefill's call and decode's slot have ended."""
         live = self.target.engine.decode.tickets.find_transfer(
             TicketBody.FromString(request.reserved.ticket.body).transfer_id
         )
@@ -149,7 +149,7 @@ class Pair:
         return self.source.failure(request.number)
 
     def report(self) -> IntegrityReport:
-        """Decode's."""
+        """The integrity report of the decode engine."""
         return self.target.ask(report=GetAuditRequest()).report
 
     def assert_free(self) -> None:

@@ -1,5 +1,5 @@
-"""What a worker describes is what it enforces: at each limit it accepts, and one beyond it the request is for
-another worker."""
+"""Limits that a worker describes are those it enforces: it accepts each limit, and one beyond it the request
+is for another worker."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch) -> list[TurnGroup]:
 
 
 def test_prompts_decode_steps_and_both_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of role both, with prefix hits; a prompt that comes to a device too late ends the worker, and has no
-    token."""
+    """The worker is of role both, with prefix hits; a prompt that comes to a device too late ends the worker,
+    and has no token."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | MODEL))
     settings: dict[str, Any] = {"checkpoint": tmp_path, "weights": "random"}
     with contextlib.closing(SteppedEngine(tmp_path, "both", prefix_cache=False, **settings)) as alone:
@@ -92,7 +92,7 @@ def test_prompts_decode_steps_and_both_in_one(tmp_path: Path, monkeypatch: pytes
 def test_two_gpus_of_one_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numerics: str, mixed: bool
 ) -> None:
-    """In float32 the tokens are those of one GPU."""
+    """The tokens in float32 are those of one GPU."""
     monkeypatch.setattr(model_loader, "SEVERAL_GPUS", True)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | MODEL))
     settings: dict[str, Any] = {

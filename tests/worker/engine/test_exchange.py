@@ -86,7 +86,8 @@ def test_a_ticket_for_own_prefill_is_refused_by_another_worker(pair: Pair) -> No
 
 
 def test_measured_step_costs_are_published(pair: Pair) -> None:
-    """What routers predict latencies from: absent before any step, and then of this worker's own steps."""
+    """Step costs, from which routers predict latencies, are absent before any step, and then of this worker's
+    own steps."""
     before = pair.target.engine.commands.reports.load()
     assert before.step_costs.decode_step_s == before.context_tokens == 0
     request = pair.begin(pair.reserve(PROMPT, most=12), most=12)

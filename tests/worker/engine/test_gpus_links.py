@@ -71,7 +71,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SteppedEngine]:
 def test_handoffs_change_no_token(
     tmp_path: Path, alone: SteppedEngine, transport: Transport, source: int, target: int
 ) -> None:
-    """In float32 the tokens are those of one GPU; a window's blocks, and others', go whole."""
+    """The tokens in float32 are those of one GPU; a window's blocks, and others', go whole."""
     settings = settings_of(tmp_path, transport=transport)
     with contextlib.closing(
         Pair(

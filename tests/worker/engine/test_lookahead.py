@@ -118,7 +118,7 @@ def test_guided_sequences_are_not_learned(asker: Asker, *, masked: bool, learned
 def test_a_history_is_overwritten_when_it_has_been_read(
     asker: Asker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is learned of a slot may run beside the steps while its next sequence comes."""
+    """Learning from a slot may run beside the steps while its next sequence comes."""
     loop, seen = asker.engine.engine.decode.loop, list[tuple[int, int]]()
     history, table = loop.state.history, loop.lookahead
     assert history is not None

@@ -22,7 +22,7 @@ MOST = 60
 
 
 def drafting(rows: int) -> dict[str, Any]:
-    """Settings of an engine with so many rows a slot."""
+    """Settings of an engine with `rows` rows a slot."""
     return {} if rows == 1 else {"speculation": "lookup", "draft_tokens": rows - 1}
 
 

@@ -110,7 +110,8 @@ def test_devices_move_whole_blocks_between_any_splits(
     source: int,
     target: int,
 ) -> None:
-    """By kernels of each end's first device, some turns late, in the bytes of one device."""
+    """Blocks are moved by kernels of each end's first device, some iterations late, in the bytes of one
+    device."""
     pump: Pump | None = None
     if way == "ipc":
         pump = request.getfixturevalue("pump")
@@ -146,7 +147,7 @@ def test_devices_move_whole_blocks_between_any_splits(
 def test_a_cancelled_request_leaves_blocks_that_no_device_writes(
     tmp_path: Path, case: dict[str, Any], alone: SteppedEngine, pump: Pump
 ) -> None:
-    """Its blocks are another's at once, on all devices."""
+    """The request's blocks are in other use at once, on all devices."""
     dice = random.Random(5)
     settings: dict[str, Any] = {"tensor_parallel": 2, **case}
     with contextlib.closing(Pair(tmp_path, source=settings, **settings)) as pair:

@@ -45,7 +45,7 @@ class Engine:
 
 
 class Decode:
-    """Its sequences; canaries of both roles end in the same `Engine`."""
+    """A decode engine's sequences; canaries of both roles end in the same `Engine`."""
 
     def __init__(self, engine: Engine) -> None:
         self.sequences_finished = 0
@@ -131,7 +131,7 @@ async def test_a_full_engine_changes_nothing() -> None:
 
 @pytest.mark.parametrize("busy", [False, True])
 async def test_one_that_does_not_end_is_cancelled(busy: bool) -> None:
-    """It counts as failed, unless the engine computes requests meanwhile."""
+    """The canary counts as failed, unless the engine computes requests meanwhile."""
     async with running(limits={"least_s": 0.05, "multiple": 0.0}) as run:
         await eventually(lambda: run.canary.failure is None, 5)
         run.engine.stuck, run.engine.busy = True, busy

@@ -47,7 +47,7 @@ async def test_a_starved_engine_is_not_hung() -> None:
 
 
 def _watch(*, wanting: bool) -> ProcessWatch:
-    """Of an engine that uses no processor time; `wanting`: it waits for a processor."""
+    """The watch of an engine that uses no processor time; `wanting`: it waits for a processor."""
     return ProcessWatch(1, look_at=lambda _: Activity(1.0, wanting))
 
 
@@ -92,7 +92,7 @@ class SlowEngine:
 
 
 class AbortedError(Exception):
-    """What a real context raises."""
+    """The exception that a real context raises."""
 
 
 class Context:
@@ -101,7 +101,7 @@ class Context:
 
 
 async def test_describe_does_not_wait_for_a_busy_engine() -> None:
-    """It answers with the last known load, and has one question at a time with the engine."""
+    """Describe answers with the last known load, and has one question at a time with the engine."""
     engine, request, context = SlowEngine(), DescribeRequest(), Context()
     servicer = WorkerServicer(
         engine,  # type: ignore[arg-type]

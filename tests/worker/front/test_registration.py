@@ -119,7 +119,8 @@ async def test_a_replaced_worker_is_excluded(server: EmbeddedServer) -> None:
 
 
 async def test_the_replaced_worker_does_not_take_its_name_back(server: EmbeddedServer) -> None:
-    """Its next start ends before it serves; one after the end of the worker that has the name does not."""
+    """The replaced worker's next start ends before it serves; one after the end of the worker that has the
+    name does not."""
     old, new = registration(server.url, restarts=2), registration(server.url)
     enter(old, Served())
     await until(lambda: old.registered)
@@ -142,7 +143,7 @@ async def test_the_replaced_worker_does_not_take_its_name_back(server: EmbeddedS
 
 
 async def test_a_name_that_a_dead_worker_keeps_is_taken_once_its_lease_ends(server: EmbeddedServer) -> None:
-    """Whether it looks for the name as it starts, or only asks for it once it serves."""
+    """The worker looks for the name as it starts, or only asks for it once it serves."""
     reader = await open_state(server.url, namespace="ours")
     old, dead = member("abcd.decode-0"), member("abcd.decode-0")
     generation = await reader.registry.announce(old, 0, 60)

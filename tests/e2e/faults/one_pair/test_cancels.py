@@ -38,7 +38,7 @@ TOPOLOGIES = {
 
 @dataclass(slots=True)
 class Wave:
-    """What became of a wave."""
+    """Outcomes of a wave of requests."""
 
     seen: list[int | None]  # tokens each victim had seen; None: it was answered before it left
     survivors: list[tuple[list[int], Answer]]
@@ -145,7 +145,7 @@ async def test_cancels_at_every_stage(pair: Cluster, model: Path) -> None:
 
 @pytest.mark.slow
 async def test_cancels_at_every_stage_within_a_worker(model: Path) -> None:
-    """In a cluster of two and two, clients leave in `test_soak.py`."""
+    """Clients leave at every stage; `test_soak.py` does the same in a cluster of two and two."""
     with baton_up(model, *FLAGS, *TOPOLOGIES["both"]) as cluster:
         await prove(cluster, model, waves=1, seed=21)
 
@@ -159,7 +159,7 @@ async def test_cancels_at_every_stage_of_200_requests(model: Path, topology: str
 
 
 async def test_each_way_at_each_token_of_a_short_answer(pair: Cluster, model: Path) -> None:
-    """From before the first token over the handoff to after the last, one by one.
+    """Clients leave one by one, from before the first token over the handoff to after the last token.
 
     Those that leave by the clock would be answered seconds later: nothing is free because it has ended.
     """

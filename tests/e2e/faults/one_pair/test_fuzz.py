@@ -57,7 +57,7 @@ _END_S = 300.0
 
 @dataclass(frozen=True)
 class Size:
-    """How long the client acts, how often, the largest body it sends and how long it waits for an answer;
+    """Size of a run: seconds, rate and largest body of the client that misbehaves, and its timeout; number of
     streams beside it, and tokens of each; whether their gaps are enough of them to judge a percentile."""
 
     seconds: float
@@ -85,7 +85,7 @@ REDUCED = Size(
 
 @dataclass
 class Streams:
-    """What the well-behaved clients saw."""
+    """Outputs and gaps that the well-behaved clients saw."""
 
     gaps_ms: list[float] = field(default_factory=list)
     ended: int = 0

@@ -1,4 +1,5 @@
-"""What `baton up` starts again while it serves: a router that dies, a worker whose restart is refused."""
+"""Processes that `baton up` starts again while it serves: a router that dies, a worker whose restart is
+refused."""
 
 from __future__ import annotations
 
@@ -37,13 +38,13 @@ def cluster(pair: Cluster) -> Cluster:
 
 
 async def ready(cluster: Cluster) -> int:
-    """The status of /ready."""
+    """The HTTP status of /ready."""
     async with cluster.http() as http:
         return (await http.get("/ready")).status_code
 
 
 def router_of(cluster: Cluster) -> int:
-    """Its router's process."""
+    """The process id of the cluster's router."""
     commands = command_lines(descendants(cluster.process.pid))
     (pid,) = [pid for pid, command in commands.items() if command.endswith("services.router")]
     return pid

@@ -69,7 +69,7 @@ def own_pair(model: Path) -> Iterator[Cluster]:
 
 
 def ends(process: subprocess.Popen[str], children: list[int], within_s: float) -> int:
-    """Its exit code, once it and all its children are gone in time."""
+    """Returns the exit code, once the process and all its children are gone in time."""
     code = process.wait(within_s)
     assert not [pid for pid in children if is_running(pid)]
     return code
@@ -206,7 +206,7 @@ async def all_decode(cluster: Cluster, count: int) -> None:
 
 
 async def handoffs(cluster: Cluster) -> int:
-    """How many sequences have been past their handoff."""
+    """The number of sequences whose handoff has ended."""
     return sum(report.handoffs_committed for report in (await cluster.reports()).values())
 
 

@@ -86,7 +86,7 @@ async def test_a_decode_worker_that_is_cut_off(model: Path, loose: Loose, fault:
     "fault", [slow(FRONT_FROZEN), slow(REQUESTS_SWALLOWED), slow(ANSWERS_SWALLOWED)], ids=str
 )
 async def test_a_prefill_worker_that_is_cut_off(model: Path, loose: Loose, fault: Fault) -> None:
-    """While it computes prompts: they are computed by the other.
+    """The worker is cut off while it computes prompts, which the other one then computes.
 
     An engine behind a frozen front goes on with what it holds, and may end it. So most of the requests come
     after the fault: the router has given the victim, the first to compute one, a prompt until then, and gives
@@ -142,7 +142,7 @@ async def test_no_false_alarm_in_a_thousand_stalls(model: Path, loose: Loose) ->
 
 
 async def stalls(model: Path, loose: Loose, rounds: int, seed: int) -> None:
-    """In each round every front and every engine is stopped once for up to 0.99 s, at much the same time."""
+    """Stops every front and every engine once a round for up to 0.99 s, at much the same time."""
     draw = random.Random(seed)
     reports = [await worker.report() for worker in loose.workers.values()]
     victims = [pid for report in reports for pid in (report.front_pid, report.engine_pid)]
@@ -197,7 +197,7 @@ async def test_cancels_while_a_front_stands_still_are_not_lost(loose: Loose, sec
 
 
 async def health_of(worker: Worker) -> bool:
-    """Whether the worker's own health says SERVING."""
+    """True if the worker's own health service says SERVING."""
     async with grpc.aio.insecure_channel(worker.address) as channel:
         try:
             request = health_pb2.HealthCheckRequest()

@@ -60,7 +60,7 @@ async def test_a_prefill_engine_that_freezes_in_a_handoff(model: Path, loose: Lo
 
 
 async def test_a_decode_engine_that_freezes_in_a_handoff(model: Path, loose: Loose) -> None:
-    """Its sender has all back within 3 s; the request goes on at the other."""
+    """The handoff's sender has all blocks back within 3 s; the request goes on at the other worker."""
     alive = [one for one in loose.workers.values() if one.front.poll() is None]
     prefills, decodes = by_role(alive)
     reports = [await one.report() for one in prefills]
@@ -82,7 +82,7 @@ async def test_a_decode_engine_that_freezes_in_a_handoff(model: Path, loose: Loo
 
 
 def by_role(workers: Collection[Worker]) -> tuple[list[Worker], list[Worker]]:
-    """Those that prefill, and those that decode."""
+    """The workers that prefill, and those that decode."""
     prefills = [worker for worker in workers if worker.name.startswith("prefill")]
     return prefills, [worker for worker in workers if worker not in prefills]
 

@@ -30,7 +30,7 @@ def compiled(*options: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_experts_compile_for_hopper() -> None:
-    """In half precision without spilled registers: their tiles are chosen for that."""
+    """Kernels in half precision compile without spilled registers: their tiles are chosen for that."""
     found = compiled("--experts")
     names = "_route", "route_row", "_align", "_grouped", "_grouped_codes", "_quantize", "_combine"
     assert {one["name"] for one in found} == set(names)

@@ -81,7 +81,7 @@ class Format:
 
 
 def e4m3_values() -> Array:
-    """What each byte of e4m3 stands for, two of them NaN: 4 bits of exponent, biased by 7, 3 of mantissa."""
+    """The value of each byte of e4m3, two of them NaN: 4 bits of exponent, biased by 7, 3 of mantissa."""
     values = []
     for byte in range(256):
         sign, exponent, mantissa = (-1.0 if byte >> 7 else 1.0), byte >> 3 & 15, byte & 7
@@ -93,8 +93,8 @@ def e4m3_values() -> Array:
 def scaled(
     codes: str, rows: int, columns: int, suffix: str = "weight_scale", shape: tuple[int, ...] | None = None
 ) -> Packer:
-    """fp8 or int8 with a scale for each block of so many rows and columns; 0: all of them. `shape`: of the
-    scales as stored."""
+    """Packs to fp8 or int8 with a scale for each block of `rows` rows and `columns` columns; 0: all of them.
+    `shape`: of the scales as stored."""
 
     def pack(matrix: Array) -> Packed:
         height, width = rows or matrix.shape[0], columns or matrix.shape[1]

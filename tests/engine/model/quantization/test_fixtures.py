@@ -1,4 +1,4 @@
-"""What the formats' own tools packed is unpacked to what those tools make of it.
+"""Tensors that the formats' own tools packed are unpacked to the values that those tools give them.
 
 All tools run on a CPU. Two of them quantise whole models on GPUs alone: `tools/pack_transformers.py` and
 `tools/pack_fbgemm.py` say what of theirs is run here.
@@ -118,7 +118,7 @@ def run(tool: str, folder: Path, *arguments: str | Path) -> None:
 @pytest.mark.timeout(4000)  # the first run installs it
 @pytest.mark.parametrize("tool", ["awq", "fbgemm", "gptq", "modelopt", "transformers"])
 def test_a_tool_packs_again(tool: str, tmp_path: Path) -> None:
-    """What it packs now is loaded too, and has the tensors and the configuration of what is kept."""
+    """The newly packed files are loaded too, and have the tensors and the configuration of the kept ones."""
     write_base(tmp_path / "base")
     run(tool, tmp_path, tmp_path / "base", tmp_path / "packed")
     for folder in sorted((tmp_path / "packed").iterdir()):

@@ -44,7 +44,7 @@ each = pytest.mark.parametrize("folder", CHECKPOINTS, indirect=True)
 
 
 def headers_refused(folder: Path) -> str | None:
-    """Why the headers are refused; None where they are not."""
+    """The reason for which the headers are refused; None where they are not."""
     found = None
     try:
         read_headers(load_config(folder), folder)
@@ -104,7 +104,7 @@ def test_a_file_cut_anywhere(folder: Path) -> None:
 
 @each
 def test_a_header_with_any_byte_changed(folder: Path, request: pytest.FixtureRequest) -> None:
-    """It is read, or refused in one line; nothing else is raised."""
+    """The header is read, or refused in one line; nothing else is raised."""
     file = folder / "model.safetensors"
     content, draw = file.read_bytes(), random.Random(request.node.name)
     length = int.from_bytes(content[:8], "little")
@@ -132,7 +132,8 @@ def test_labels_of_another_format(folder: Path) -> None:
 
 
 def _stored(config: dict[str, object]) -> object:
-    """What a tool's configuration says about tensors: methods with the same ones are taken for each other."""
+    """The part of a tool's configuration that is about tensors: methods with the same ones are taken for each
+    other."""
     method = config["quant_method"]
     if method == "gptq":
         return method

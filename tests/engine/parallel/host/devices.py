@@ -99,7 +99,7 @@ class HostWorker:
         self._launches.append(_Launch(rank, _KERNELS.index(kernel), blocks, THREADS, raw))
 
     def place(self, rank: int) -> torch.device:
-        """Where a rank's tensors are."""
+        """The device of a rank's tensors."""
         return torch.device("cpu")
 
     def run(self, holds: Sequence[Hold] = ()) -> int:

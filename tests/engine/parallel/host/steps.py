@@ -20,7 +20,7 @@ LAUNCHES_A_STEP = 3
 
 @dataclass
 class Steps:
-    """A worker of `ranks` devices whose steps have so many sums and rows."""
+    """A worker of `ranks` devices whose steps have the given numbers of sums and rows."""
 
     ranks: int
     sums: int = 4
@@ -73,7 +73,8 @@ class Steps:
         return self.worker.run(holds)
 
     def outcomes(self) -> list[bool | None]:
-        """For each step: True published and right, False published and wrong, None not published."""
+        """The outcome of each step: True published and right, False published and wrong, None not
+        published."""
         return [
             None if bool((found == -1).all()) else torch.equal(found, expected)
             for found, expected in zip(self.published, self.expected, strict=True)

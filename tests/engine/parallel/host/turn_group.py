@@ -19,9 +19,9 @@ from tests.engine.parallel.turns import TurnGroup
 
 
 class HostGroup(TurnGroup):
-    """A `DeviceGroup` of `HostWorker`'s devices. `late`: a node of the next step, or of the one that is
-    `behind` so many, and the rank that comes to it later than the deadline, or with `never` not at all, nor
-    to any later one."""
+    """A `DeviceGroup` of `HostWorker`'s devices. `late`: a node of the next step, or of the one `behind`
+    steps later, and the rank that comes to it later than the deadline, or with `never` not at all, nor to any
+    later one."""
 
     late: tuple[int, int] | None = None
     behind = 0

@@ -54,7 +54,8 @@ def random_words(count: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("words", [4097, 2 * 4096, 3 * 4096 - 4])
 @pytest.mark.parametrize("how", ["reference", KERNEL])
 def test_rows_of_one_piece(how: str, words: int, stores: bool) -> None:
-    """As `RowMover` enqueues it: each row continues the previous one, at any offset in a tile."""
+    """The piece is moved as `RowMover` enqueues it: each row continues the previous one, at any offset in a
+    tile."""
     rows = 3
     source = random_words(rows * words, words)
     table = torch.tensor([(n * words, (rows - 1 - n) * words, words, BEGINS, n * words) for n in range(rows)])

@@ -1,4 +1,4 @@
-"""What only the grpc transport has: a port, and streams under link ids."""
+"""Properties of the grpc transport alone: a port, and streams under link ids."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_a_tail_that_no_writer_can_have_written_is_noticed(ring: Ring, tail: int
 
 
 def test_a_repeated_record_is_noticed(ring: Ring) -> None:
-    """As an earlier lap's bytes would be, were they taken for this one's."""
+    """The record stands for bytes of an earlier lap that are taken for this one's."""
     ring.writer.add(b"0123456789")
     record = ring.memory.bytes[_HEADER : _HEADER + 32].copy()
     assert ring.reader.take() == b"0123456789"

@@ -20,7 +20,7 @@ from tests.kvtransfer.support.peers import Shape
 
 
 def test_several_blocks_are_one_piece(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that follow each other at the receiver, wherever they lie here and there."""
+    """Blocks that follow each other at the receiver are one piece, wherever they lie here and there."""
     announced: list[Piece] = []
     announce = IpcDeviceSenderWire.announce
 
@@ -56,7 +56,7 @@ def test_where_one_end_has_no_device_the_host_carries_it(ends: Ends, sender: boo
 
 
 def test_a_sender_whose_device_cannot_open_the_window_falls_back_to_grpc(ends: Ends) -> None:
-    """As one does that does not see the receiver's GPU, and so has to try."""
+    """The device does not see the receiver's GPU, and so has to try."""
     peers = ends()
     assert isinstance(ends.rig.sender, FakeDevice)
     ends.rig.sender.blind = True

@@ -1,4 +1,4 @@
-"""What only the ipc transport has: a socket, shared memory, and a fence of its own."""
+"""Properties of the ipc transport alone: a socket, shared memory, and a fence of its own."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_a_sender_that_unmaps_is_fenced_though_its_process_lives(peers: Peers) -
 
 
 def test_a_connection_that_ends_without_unmapping_is_quarantined(peers: Peers) -> None:
-    """Its process lives and may write still: the window is neither free nor another's."""
+    """The connection's process lives and may still write: the window is neither free nor in other use."""
     others = mapped("baton-link")
     _, wire = open_link(peers)
     assert wire.control is not None
@@ -293,7 +293,7 @@ def test_a_silent_process_that_is_not_stopped_has_longer(
 
 
 def test_a_link_granted_after_the_sender_hung_up_is_fenced(peers: Peers) -> None:
-    """It asked, and hung up before the loop answered."""
+    """The sender asked, and hung up before the loop answered."""
     raw = socket.socket(socket.AF_UNIX)
     raw.connect(socket_name(peers.address))
     prove(page_of(raw))
@@ -343,7 +343,7 @@ def mapped(name: str, but: Collection[str] = ()) -> list[str]:
 
 
 def open_descriptors() -> set[str]:
-    """What this process's descriptors lead to."""
+    """The targets of this process's descriptors."""
     found = set()
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the one that lists them

@@ -47,7 +47,7 @@ class Pair:
 
 @pytest.fixture
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """Its parameter: for how long its ends poll after a frame."""
+    """A pair of sockets; the parameter says for how long their ends poll after a frame."""
     made = Pair(busy_s=getattr(request, "param", BUSY_S))
     yield made
     made.one.close()
@@ -150,7 +150,7 @@ class Listening:
 
 @pytest.fixture
 def at(request: pytest.FixtureRequest) -> Iterator[Listening]:
-    """Its parameter: bounds of the acceptor."""
+    """A listening acceptor; the parameter gives its bounds."""
     made = Listening(**getattr(request, "param", {}))
     yield made
     made.acceptor.close()

@@ -151,7 +151,7 @@ def test_a_receiver_whose_nccl_has_hung_is_reached_over_grpc(
     linked: Linked,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At once: the sender's request was not judged, and no transfer fails."""
+    """The fallback is immediate: the sender's request was not judged, and no transfer fails."""
     hung = property(lambda endpoint: endpoint is linked.nccl.receiving)
     monkeypatch.setattr(NcclEndpoint, "hung", hung)
     assert linked.send(1) == "grpc"
@@ -191,7 +191,7 @@ def test_blocks_are_gathered_when_their_step_has_ended(
 
 
 def test_a_channel_of_a_lost_peer_is_aborted_while_its_loop_is_blocked(linked: Linked) -> None:
-    """It may be blocked by the very channel that only it would abort."""
+    """The loop may be blocked by the very channel that only it would abort."""
     assert linked.send(1) == "nccl"
     channels = [*linked.nccl.sending.channels, *linked.nccl.receiving.channels]
     assert len(channels) == 2
@@ -237,7 +237,7 @@ def test_a_malformed_frame_breaks_the_link(
 
 
 def test_a_piece_is_received_before_its_bytes_arrive(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its receive waits for the bytes; later pieces arrive after it."""
+    """The piece's receive waits for the bytes; later pieces arrive after it."""
     linked.send(1)
     counters = linked.peers.receiver.counters
     before = counters.bytes_received

@@ -1,4 +1,4 @@
-"""What a connection to the public gRPC listener may cost."""
+"""Bounds of what a connection to the public gRPC listener may cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.router.raw_http import silent
 
 
 def is_open(one: socket.socket) -> bool:
-    """Whether the peer has closed it, whatever it sent before."""
+    """True if the peer has not closed the connection, whatever it sent before."""
     one.setblocking(False)
     try:
         while one.recv(4096):

@@ -91,7 +91,8 @@ async def served_meanwhile(here: Site, attack: Callable[[], None]) -> int:
 
 
 async def flood(site: SiteMaker, count: int) -> None:
-    """So many of each kind, twice: what the first takes of memory may stay for the second."""
+    """Sends `count` calls of each kind, twice: the memory that the first round takes may stay for the
+    second."""
     async with site(slots=64) as here:
         here.worker("decode-0").behaviour.step_s = 0.15
         grew = 0

@@ -35,7 +35,7 @@ def turns(*roles_and_texts: tuple[str, str]) -> bytes:
 
 
 def conversation(outside: dict[str, Any] | None = None, **fields: Any) -> bytes:
-    """Of one message, with these fields; `outside`: fields of the request itself."""
+    """A conversation of one message with these fields; `outside`: fields of the request itself."""
     messages = [ChatMessage(role="user", content="a")]
     return message(chat=ChatMessages(messages=messages, **fields), **(outside or {}))
 

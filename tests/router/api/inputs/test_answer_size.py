@@ -33,7 +33,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def forget_peak(pid: int) -> None:
-    """From now on the peak is what comes after."""
+    """Resets the peak of a process's memory, which counts from now on."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
@@ -117,7 +117,7 @@ async def test_a_response_above_the_limit_is_refused_before_it_runs(site: SiteMa
 
 
 async def test_a_chat_without_max_tokens_has_what_the_limit_leaves(site: SiteMaker) -> None:
-    """It asked for no size, so it is not refused for one."""
+    """The chat asked for no size, so it is not refused for one."""
     async with site(max_answer_values=100) as here, http(here) as client:
         asked = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "ignore_eos": True}
         for fields, tokens in (({}, 100), ({"n": 4}, 25), ({"logprobs": True, "top_logprobs": 3}, 20)):
@@ -128,7 +128,7 @@ async def test_a_chat_without_max_tokens_has_what_the_limit_leaves(site: SiteMak
 
 
 async def test_a_large_response_has_every_token(site: SiteMaker) -> None:
-    """It is written in many pieces; what is streamed is the same."""
+    """The response is written in many pieces; what is streamed is the same."""
     async with site(slots=16) as here, http(here) as client:
         fields = {"max_tokens": 200, "logprobs": 5, "n": 8, "return_token_ids": True}
         response = await complete(client, **fields)

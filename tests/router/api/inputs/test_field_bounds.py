@@ -1,4 +1,5 @@
-"""What OpenAI's schema or vLLM's server allows of a field is accepted: its least, its most, and 10.0 for 10.
+"""Values that OpenAI's schema or vLLM's server allows for a field are accepted: its least, its most, and 10.0
+for 10.
 
 Sources: OpenAI's OpenAPI document (the parameters of its Python client); vLLM's `SamplingParams` and server.
 What is refused although one of them allows it is in `NARROWER`, with the reason.

@@ -1,4 +1,4 @@
-"""What both APIs refuse, and with which errors."""
+"""Requests that both APIs refuse, and the errors they refuse them with."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ async def test_calls_and_large_conversations_are_continued(site: SiteMaker, serv
 async def test_a_large_body_that_continues_a_response_is_judged_once(
     site: SiteMaker, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its second job is given what the first has judged; a body that continues none has one job."""
+    """The second job is given the body that the first has judged; a body that continues none has one job."""
     judged: list[bool] = []
     run = HelperProcesses.run
 

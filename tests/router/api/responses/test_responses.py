@@ -118,7 +118,7 @@ async def test_inputs(site: SiteMaker, fields: dict[str, Any], prompt: str) -> N
 
 
 async def test_a_large_input_is_answered_as_a_small_one(site: SiteMaker) -> None:
-    """It is tokenised in the helper process, which returns the rest of the body."""
+    """The input is tokenised in the helper process, which returns the rest of the body."""
     items = [{"role": "user", "content": [{"type": "input_text", "text": "a"}], "mood": "x" * 70_000}]
     async with site() as here, http(here) as client:
         asked = {"model": MODEL, "max_output_tokens": 4, "temperature": 0, "input": items}

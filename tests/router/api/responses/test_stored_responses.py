@@ -24,7 +24,8 @@ from tests.router.http_client import http
 
 
 async def test_a_conversation_goes_on_by_its_id(site: SiteMaker, server: EmbeddedServer) -> None:
-    """Whole and streamed, with a text and with items; from each of its turns, and at another router."""
+    """Conversations go on whole and streamed, with a text and with items, from each of their turns, and at
+    another router."""
     async with site(**storing(server)) as here, client_of(here) as client:
         first: Response = await create(client, "one", instructions="Be brief.")
         assert first.model_dump()["store"] is True

@@ -22,7 +22,7 @@ def own(token: int) -> float:
 
 
 def spelled(token: int) -> str:
-    """As OpenAI writes a token of the byte-level vocabulary."""
+    """Spells a token of the byte-level vocabulary as OpenAI does."""
     if token == EOS:
         return "<|end|>"
     if token == EOS + 1:

@@ -165,7 +165,7 @@ def test_without_opentelemetry_the_extra_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_off_by_default_and_then_nothing_is_imported() -> None:
-    """By neither process. redis imports OpenTelemetry's metrics wherever they are installed."""
+    """Neither process imports it. redis imports OpenTelemetry's metrics wherever they are installed."""
     program = """
 import sys
 import services.router.__main__, services.router.process, services.worker.__main__

@@ -1,4 +1,4 @@
-"""What a worker refuses of a peer's numbers, and what it takes over."""
+"""Numbers of a peer that a worker refuses, and those it takes over."""
 
 from __future__ import annotations
 

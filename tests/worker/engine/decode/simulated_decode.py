@@ -90,7 +90,7 @@ class SimulatedSteps:
     def learn(self, slot: int, generation: int) -> None: ...
 
     def limit_tpot(self, slot: int, tpot_s: float | None) -> None:
-        """Steps have no drafts."""
+        """Does nothing: steps have no drafts."""
 
     def furthest_tags(self, more_steps: int) -> npt.NDArray[np.int64]:
         return self.progress.tags + more_steps * self.progress.tokens_a_step()

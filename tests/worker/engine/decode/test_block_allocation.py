@@ -274,7 +274,7 @@ def test_a_sequence_that_ends_while_it_is_swapped_out_frees_everything(applied_e
 
 
 def test_the_length_of_a_sequence_that_ended_before_it_was_stalled_is_known() -> None:
-    """Its last record was already written, and its position with it."""
+    """The sequence's last record was already written, and its position with it."""
     case = Case(blocks=1000)
     for number in range(31):
         key = case.admit(number, tokens=PROMPT + 29, end=PROMPT + 30)

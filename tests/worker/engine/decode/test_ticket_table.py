@@ -30,7 +30,7 @@ transfers = st.integers(1, 6)
 
 @dataclass
 class Fact:
-    """One ticket ever issued."""
+    """One ticket that was ever issued."""
 
     key: AttemptKey
     transfer: int

@@ -1,4 +1,4 @@
-"""The limits of the time per output token by which an engine paces its prefill steps."""
+"""The TPOT limits by which an engine paces its prefill steps."""
 
 from __future__ import annotations
 

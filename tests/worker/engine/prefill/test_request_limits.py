@@ -1,4 +1,4 @@
-"""Until when first tokens are due, as the scheduler of an engine knows it."""
+"""Deadlines of first tokens, as the scheduler of an engine knows them."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_several_devices_have_as_many_blocks_as_the_one_with_the_least_room(conf
 
 
 def test_kernels_that_are_all_loaded_take_memory_of_kv_blocks(config: ModelConfig) -> None:
-    """Those of one device take it of both, which have as many blocks as the one with the least room."""
+    """Kernels of one device take memory of both, which have as many blocks as the one with the least room."""
     parts = [config.of_rank(split) for split in splits(2)]
     planners = [planner_of(part, H100, slots=256) for part in parts]
     taken = 3 * BLOCK // 2

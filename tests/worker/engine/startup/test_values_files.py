@@ -67,7 +67,7 @@ def test_a_70b_model_in_fp8_fits_into_an_h200(values: Any, config: ModelConfig) 
 
 
 def test_in_16_bits_it_fits_into_two(config: ModelConfig) -> None:
-    """As many tokens as the file's comment says, rounded down to thousands."""
+    """The number of tokens is that of the file's comment, rounded down to thousands."""
     text = TWIN.read_text(encoding="utf-8")
     values = yaml.safe_load(text)
     engine = EngineConfig.model_validate(values["engine"])

@@ -41,7 +41,8 @@ def test_decode(dtype: torch.dtype, magnitude: float) -> None:
 @pytest.mark.parametrize("kv_heads", [4, 8])
 @pytest.mark.parametrize("spread", [1.0, 20.0], ids=["scores alike", "scores far apart"])
 def test_decode_of_few_rows(kv_heads: int, rows: int, spread: float) -> None:
-    """As many parts as fill a GPU, by the tuning of a step, with norms of queries and keys: as of Qwen3."""
+    """Rows have as many parts as fill a GPU, by the tuning of a step, with norms of queries and keys as in
+    Qwen3."""
     heads = Heads(32, kv_heads, 128, spread * 128**-0.5, 1e-6)
     case = AttentionCase.random(
         heads, [1119] * rows, block_tokens=64, norms=True, device="cuda", dtype=torch.bfloat16

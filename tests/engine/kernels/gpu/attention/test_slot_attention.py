@@ -86,7 +86,8 @@ def test_it_is_the_plain_kernels(name: str, codes: bool) -> None:
 
 
 def test_one_row_a_slot_is_attention_of_rows() -> None:
-    """To rounding: both cut a row of its own alike, but one joins the new token last."""
+    """The results are equal up to rounding: both cut a row of its own alike, but one joins the new token
+    last."""
     heads, policy = Heads(4, 2, 16, 0.25, 1e-5), SplitPolicy(6, 64)
     slots = [(0, 1), (63, 1), (64, 1), (200, 1)]
     case = AttentionCase.of_slots(heads, slots, device=DEVICE)
@@ -94,7 +95,7 @@ def test_one_row_a_slot_is_attention_of_rows() -> None:
 
 
 def test_a_row_does_not_see_the_drafts_behind_it() -> None:
-    """Their keys and values may be anything that is finite."""
+    """The drafts' keys and values may be anything that is finite."""
     heads = Heads(4, 2, 16, 0.25, 1e-5)
     case = AttentionCase.of_slots(heads, [(61, 6)], device=DEVICE)
     first = run(case, [(61, 6)], 8, SplitPolicy(3, 64))

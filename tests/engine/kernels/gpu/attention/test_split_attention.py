@@ -125,7 +125,7 @@ def test_parts_fill_the_chip_and_cover_each_row_once() -> None:
 
 
 def test_rows_past_a_whole_wave_fill_another() -> None:
-    """Of 68 rows, where 66 run at once, two are cut; of 96 thirty; of 66, 100 and 132 none."""
+    """Two rows of 68 are cut, where 66 run at once; of 96 thirty; of 66, 100 and 132 none."""
     policy = SplitPolicy.filling(132, 8, 96, AttentionTuning(stages=2).resident)
     for rows, cut, parts in ((66, 0, 1), (68, 2, 9), (80, 14, 4), (96, 30, 2), (100, 0, 1), (132, 0, 1)):
         lengths = [len(items) for items in split_items([1151] * rows, None, policy)]
@@ -142,7 +142,8 @@ def test_two_tiles_are_on_their_way_from_two_programs_a_multiprocessor_on() -> N
 
 
 def test_few_rows_of_codes_are_cut_for_three_programs_a_multiprocessor() -> None:
-    """Where rows that are not cut would leave multiprocessors idle; keys and values in 16 bits as ever."""
+    """Rows are cut where they would otherwise leave multiprocessors idle; keys and values in 16 bits as
+    ever."""
     heads = Heads(32, 8, 128, 0.1, 1e-5)
     for rows, wanted, tuning in ((1, 49, (4, 2)), (8, 49, (2, 2)), (16, 49, (2, 2)), (24, 16, (4, 3))):
         assert SplitPolicy.filling(132, 8, rows, 4, quantised=True) == SplitPolicy(wanted, wave=66)

@@ -214,7 +214,7 @@ def quantized(weight: Tensor, form: WeightFormat | None) -> Weight:
 
 
 def test_a_row_is_routed_the_same_beside_any_others() -> None:
-    """By the tiles of prompts too, of which the last has one row that holds a token."""
+    """The tiles of prompts agree too, the last of which has one row that holds a token."""
     hidden, router, norm = normal(70, 48), normal(20, 48, seed=1), Norm(normal(48, seed=2), 1e-6)
     for tuning, first in ((ROUTERS[0], 3), (ROUTERS[1], 3), (RouterTuning(rows=64, experts=32), 66)):
         results = []
@@ -382,7 +382,7 @@ def test_formats_without_a_kernel_are_refused(form: WeightFormat) -> None:
 
 @pytest.mark.parametrize("form", [None, *CODES[1:3]], ids=str)
 def test_rows_by_tiles_of_their_own_have_the_same_bits(form: WeightFormat | None) -> None:
-    """Of few rows each entry is a tile, straight from the ids."""
+    """Each entry of few rows is a tile, straight from the ids."""
     mixture = Mixture.random(5, 64, 32, torch.float32, form)
     x, hidden, weights = normal(3, 64, seed=3), normal(3, 64, seed=4), normal(3, 2, seed=5)
     ids = as_ids(torch.tensor([[3, 1], [-1, -1], [1, 4]]))

@@ -91,7 +91,7 @@ def check(case: Case, device: str) -> None:
     "number", [1, 2, 3, *(pytest.param(number, marks=pytest.mark.slow) for number in (0, 4))]
 )
 def test_on_the_host(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In either order of blocks, and with copies that come early and late."""
+    """The product runs with either order of blocks, and with copies that come early and late."""
 
     def function(
         tuning: StreamedTuning,

@@ -246,7 +246,8 @@ def test_against_plain_torch(
     ("m", "tuning"), [(256, WideTuning()), *((128, WideTuning(112, 5, 5, 1, sharers)) for sharers in (2, 4))]
 )
 def test_it_waits_for_the_norm_in_front(m: int, tuning: WideTuning) -> None:
-    """In a graph, where its weights are asked for while the norm still runs; the buffer between is spoilt."""
+    """The kernel runs in a graph, where its weights are asked for while the norm still runs; the buffer
+    between is spoilt."""
     n, k = 14336, 4096
     weight = normal(2 * n, k, seed=1) * k**-0.5
     x, gain = torch.zeros(m, k, device="cuda", dtype=KIND), torch.ones(k, device="cuda", dtype=KIND)
@@ -278,7 +279,8 @@ def test_it_waits_for_the_norm_in_front(m: int, tuning: WideTuning) -> None:
     ],
 )
 def test_products_that_share_a_space_follow_one_another(m: int, shapes: tuple[WideTuning, ...]) -> None:
-    """In a graph, as layers do: each may begin early, and adds to what the ones in front of it stored."""
+    """The products run in a graph, as layers do: each may begin early, and adds to what the ones in front of
+    it stored."""
     n = 4096
     weights = [normal(n, n, seed=seed) * n**-0.5 for seed in range(4)]
     needs = [wide_space_needed(m, n, tuning) for tuning in shapes]

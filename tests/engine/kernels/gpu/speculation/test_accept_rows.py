@@ -1,4 +1,4 @@
-"""Which rows count: against the tokens that one row a step would give."""
+"""Rows that count, against the tokens that one row a step would give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which drafts get a row, and where: against a plain list of the same rule."""
+"""Drafts that get a row, and their places, against a plain list of the same rule."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_ring_with_room_for_first_rows_alone_takes_no_drafts() -> None:
 
 
 def test_attention_items_that_are_few_go_to_first_rows() -> None:
-    """In parts of 64 tokens the first slot's rows need 4 items each, the second's one."""
+    """The first slot's rows need 4 items each in parts of 64 tokens, the second slot's one."""
     long, short = replace(A, position=200), replace(B, position=20, drafts=(31, 32))
     for bound, expected in (
         (-1, [2, 2]),

@@ -46,7 +46,7 @@ class Twins:
         assert self.mine.counts.tolist() == self.plain.counts.tolist()
 
     def drafts(self, *, most_drafts: int = 7) -> SlotDrafts:
-        """Of all slots by the kernels, compared with the twin's."""
+        """Drafts of all slots by the kernels, compared with the twin's."""
         slots = [Slot(int(end) - 1, most_drafts=most_drafts) for end in self.history.end]
         arrays, best = SlotArrays(slots, 1), torch.zeros(self.slots, dtype=torch.int32, device=DEVICE)
         active = torch.ones(self.slots, dtype=torch.bool, device=DEVICE)
@@ -118,7 +118,7 @@ def test_a_count_that_is_as_high_as_it_can_be() -> None:
 
 
 def test_a_text_that_is_shorter_than_a_key() -> None:
-    """Its first token does not stand for those that it lacks."""
+    """The text's first token does not stand for those that it lacks."""
     twins = Twins(1, 16, 64)
     twins.begin(0, ([5, 5, 6, 7, 8], []), "a")
     twins.learn(0, 5)

@@ -57,7 +57,7 @@ def load_model(base: Path) -> Any:
 
 
 def linear_names(model: Any) -> list[str]:
-    """The layers' linear modules."""
+    """Names of the linear modules in the layers."""
     return [
         name
         for name, module in model.named_modules()

@@ -31,7 +31,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 
 
 def environment_of(tool: str) -> Environment:
-    """Where the tool is, or will be, installed."""
+    """The place where the tool is, or will be, installed."""
     cache = os.environ.get("BATON_TOOLS") or Path.home() / ".cache" / "baton" / "tools"
     return Environment(Path(cache) / tool, PACKAGES[tool], borrows=True)
 

@@ -33,7 +33,7 @@ def pack(base: Path, target: Path) -> None:
 
 
 def dequantized(model: Any) -> dict[str, Tensor]:
-    """What the tool multiplies by where it has no kernel."""
+    """The weights by which the tool multiplies where it has no kernel."""
     from awq.utils.packing_utils import dequantize_gemm
 
     modules = {name: one for name, one in model.named_modules() if hasattr(one, "qzeros")}

@@ -44,7 +44,7 @@ def pack(base: Path, target: Path, version: str, *, symmetric: bool) -> None:
 
 
 def dequantized(model: Any) -> dict[str, Tensor]:
-    """What the tool's own module for a CPU multiplies by."""
+    """The weights by which the tool's own module for a CPU multiplies."""
     modules = {name: one for name, one in model.named_modules() if hasattr(one, "dequantize_weight")}
     return {name: one.dequantize_weight().t() for name, one in modules.items()}
 

@@ -28,7 +28,7 @@ def pack(base: Path, target: Path) -> None:
 
 
 def dequantized(folder: Path, names: list[str]) -> dict[str, Tensor]:
-    """What the tool's own tensors of fp8 stand for."""
+    """The values of the tool's own tensors of fp8."""
     from modelopt.torch.quantization.qtensor import FP8QTensor
 
     stored = load_file(folder / "model.safetensors")

@@ -39,7 +39,7 @@ def pack(base: Path, target: Path, block: tuple[int, int] | None) -> None:
 
 
 def dequantized(folder: Path, names: list[str]) -> dict[str, Tensor]:
-    """What `transformers` loads in float32."""
+    """The weights that `transformers` loads in float32."""
     from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
     loader: Any = AutoModelForCausalLM
