@@ -12,28 +12,22 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import BaseRoute
 
 from baton.base.cluster_auth import secret_name
-from baton.v1.router_pb2 import DESCRIPTOR
 from services.common.config.router import RouterConfig, check_public_access
 from services.common.observability.audit_log import open_audit_log
 from services.common.observability.logs import get_log
 from services.common.processes.child_protocol import report
-from services.common.rpc.grpc_server import GrpcServer, public_options
 from services.router.admin_ports import AdminPorts
 from services.router.api.admin_api import AdminService
-from services.router.api.grpc_api import SERVICE_NAME, GrpcApi
-from services.router.api.grpc_calls import GrpcCalls
+from services.router.api.grpc_api import GrpcApi
 from services.router.api.http_api import HttpApi, health_routes
 from services.router.auth.configured import configured_keys
-from services.router.auth.grpc_auth import GrpcAuth
 from services.router.auth.http_auth import require_keys
 from services.router.auth.redis_keys import RedisKeys
-from services.router.auth.scopes import ADMIN_HTTP_RULES, HTTP_RULES, check_grpc_rules, http_rule
+from services.router.auth.scopes import ADMIN_HTTP_RULES
 from services.router.auth.tenant_keys import TenantKeys
 from services.router.formats.ignored_fields import IgnoredFields
-from services.router.http.connections import Connections
-from services.router.http.descriptors import within_descriptors
 from services.router.http.errors import HANDLERS
-from services.router.http.server import HttpServer, http_app
+from services.router.http.server import http_app
 from services.router.lifecycle.admission import Admission, ServedModel
 from services.router.lifecycle.cancels import Cancels
 from services.router.lifecycle.dispatcher import Dispatcher
@@ -53,6 +47,7 @@ from services.router.plaintext import check_plaintext
 from services.router.processes.operator_state import OperatorState
 from services.router.processes.sibling_questions import SiblingQuestions
 from services.router.processes.sibling_view import OwnLoad, SiblingView
+from services.router.public_ports import PublicPorts
 from services.router.queue.counted_queue import CountedQueue
 from services.router.queue.demand import Demand
 from services.router.request.sizes import max_body_bytes as default_max_body_bytes
@@ -215,8 +210,13 @@ class Router:
     def _assemble_public(self, registry: CollectorRegistry) -> None:
         """Assembles the listeners of the public ports."""
         config = self._config
-        limits = within_descriptors(config.connections)
-        self.connections = Connections(limits)
+        more_routes = [metrics_route(registry, self._questions)] if config.serves_public_metrics else []
+        self.http_api = HttpApi(
+            self.admission, self.dispatcher, self.readiness, more_routes, self.store.responses, self.audit
+        )
+        arrived = self.observations.traces.arrived
+        self.public = PublicPorts(config, self.http_api.app, self.keys, arrived, self._max_body_bytes)
+        self.connections = self.public.connections
         self._status = Status(
             model=self.admission.model,
             observations=self.observations,
@@ -236,35 +236,8 @@ class Router:
             keys=self.keys,
             audit_log=self.audit if config.audit_log else None,
         )
-        arrived = self.observations.traces.arrived
-        files = tls = None
-        if config.public_tls is not None:
-            # `cryptography` takes 50 ms to import.
-            from services.common.rpc.public_tls import public_grpc_tls, public_tls_files
-
-            files = public_tls_files(config.public_tls)
-            tls = public_grpc_tls(config.public_tls, files)
-        self.grpc = GrpcServer(
-            [SERVICE_NAME],
-            options=public_options(limits, limits.grpc_connections, self._max_body_bytes),
-            interceptors=[GrpcCalls(arrived), *([GrpcAuth(self.keys)] if self.keys else [])],
-            tls=tls,
-            shares_port=config.member is not None,
-        )
         grpc_api = GrpcApi(self.admission, self.dispatcher, self._status, config.connections.read_grace_s)
-        grpc_api.register(self.grpc.server)
-        more_routes = [metrics_route(registry, self._questions)] if config.serves_public_metrics else []
-        stored = self.store.responses
-        self.http_api = HttpApi(
-            self.admission, self.dispatcher, self.readiness, more_routes, stored, self.audit
-        )
-        check_grpc_rules([DESCRIPTOR.services_by_name["RouterService"]])
-        app = self.http_api.app
-        for route in app.routes:
-            http_rule(route)  # without keys too: a route without a rule does not start
-        if self.keys:
-            require_keys(app, self.keys, HTTP_RULES)
-        self.http = HttpServer(app, self.connections, config.allowed_hosts, files, arrived)
+        grpc_api.register(self.public.grpc.server)
 
     def _assemble_admin(self, registry: CollectorRegistry) -> None:
         """Assembles the listeners of the admin ports."""
@@ -294,13 +267,13 @@ class Router:
         in use.
         """
         config, member = self._config, self._config.member
-        self._addresses["http"] = self.http.bind(config.host, config.http_port, shared=member is not None)
+        self._addresses["http"] = self.public.bind_http()
         if serves_admin := member is None or member.serves_admin:
             self.admin.bind_http()
-        self._addresses["grpc"] = await self.grpc.start(config.host, config.grpc_port)
+        self._addresses["grpc"] = await self.public.start_grpc()
         if serves_admin:
             await self.serve_admin()
-        await self.http.start()
+        await self.public.http.start()
         await self._questions.start()
         if self._view is not None:
             self._view.start()
@@ -331,8 +304,8 @@ class Router:
         self.dispatcher.leaving = True
         self.readiness.update()
         # Sends GOAWAY on each connection, so that clients open another one, and waits for the calls that run.
-        calls = asyncio.create_task(self.grpc.stop(drain_s))
-        await self.http.release_connections(min(_LAST_REQUESTS_S, _LAST_REQUESTS_SHARE * drain_s))
+        calls = asyncio.create_task(self.public.grpc.stop(drain_s))
+        await self.public.http.release_connections(min(_LAST_REQUESTS_S, _LAST_REQUESTS_SHARE * drain_s))
         await self._drained(calls, deadline)
         await self.dispatcher.drain(max(0.0, deadline - time.monotonic()))
         calls.cancel()
@@ -345,8 +318,8 @@ class Router:
             await self._view.stop()
         await asyncio.gather(
             self._questions.stop(),
-            self.http.stop(),
-            self.grpc.stop(_STOP_GRACE_S),
+            self.public.http.stop(),
+            self.public.grpc.stop(_STOP_GRACE_S),
             self.admin.http.stop(),
             self.admin.grpc.stop(_STOP_GRACE_S),
             self.store.close(),
@@ -363,7 +336,7 @@ class Router:
         while (now := time.monotonic()) < deadline:
             if self.dispatcher.running:
                 busy = now
-            elif now - busy > _STOP_GRACE_S or (calls.done() and not self.http.connections.running):
+            elif now - busy > _STOP_GRACE_S or (calls.done() and not self.connections.running):
                 return
             await asyncio.sleep(_DRAIN_POLL_S)
 
@@ -391,7 +364,7 @@ class Router:
         while True:
             for ready in (True, False):
                 await self.readiness.wait(ready=ready)
-                await self.grpc.set_serving(ready)
+                await self.public.grpc.set_serving(ready)
                 _log.info("ready" if ready else "not_ready")
 
 

@@ -117,7 +117,7 @@ async def test_a_client_address_displaces_its_own_connections(site: SiteMaker) -
             await theirs[1].closed(0.1)
         await mine.send(get("/version"))
         assert (await mine.answer())[0] == 200
-        assert here.router.http.connections.count < 8
+        assert here.router.connections.count < 8
 
 
 async def test_closed_connections_are_not_counted(site: SiteMaker) -> None:
@@ -125,4 +125,4 @@ async def test_closed_connections_are_not_counted(site: SiteMaker) -> None:
         for _ in range(20):
             assert await status(here.addresses["http"], get()) == 200
         await asyncio.sleep(0.1)
-        assert here.router.http.connections.count == 0
+        assert here.router.connections.count == 0

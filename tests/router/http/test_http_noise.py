@@ -77,7 +77,7 @@ async def test_noise(
     async with site() as here:
         for _ in range(connections // 20):
             await asyncio.gather(*(one(here.addresses["http"], dice) for _ in range(20)))
-        await until(lambda: here.router.http.connections.count == 0)
+        await until(lambda: here.router.connections.count == 0)
         await until(lambda: here.router.dispatcher.running == 0)
         async with http(here) as client:
             assert (await complete(client, max_tokens=4)).status_code == 200

@@ -191,7 +191,7 @@ async def test_a_client_that_closes_its_sending_side(site: SiteMaker, step_s: fl
         for part in (b"", b"GET /he", post(max_tokens=2)[:-4]):
             assert await whole(address, part, eof=True) == b""
         await here.quiet()
-        assert here.router.http.connections.count == 0
+        assert here.router.connections.count == 0
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -205,7 +205,7 @@ async def test_a_client_that_leaves(site: SiteMaker, stream: bool) -> None:
             raw.writer.close()
             await raw.writer.wait_closed()
         await here.quiet()  # within 2 s, of 10 that it would run
-        await until(lambda: here.router.http.connections.count == 0, 2)
+        await until(lambda: here.router.connections.count == 0, 2)
 
 
 async def test_one_host(site: SiteMaker) -> None:

@@ -84,7 +84,7 @@ async def test_an_unread_response_ends_after_its_deadline(
         started = time.monotonic()
         async with deaf(here, post(**many)):
             await stalled()
-            await until(lambda: here.router.http.connections.count == 0, DEADLINE_S + GRACE_S + 1)
+            await until(lambda: here.router.connections.count == 0, DEADLINE_S + GRACE_S + 1)
             assert time.monotonic() - started >= DEADLINE_S
             await here.quiet()
 
@@ -92,7 +92,7 @@ async def test_an_unread_response_ends_after_its_deadline(
 async def test_other_unread_responses_end_too(site: SiteMaker, stalled: Stalled) -> None:
     async with site(**SETTINGS) as here, deaf(here, get("/metrics") * 100):
         await stalled()
-        await until(lambda: here.router.http.connections.count == 0, 2)
+        await until(lambda: here.router.connections.count == 0, 2)
 
 
 async def test_a_client_that_continues_to_read_in_time_gets_everything(
@@ -156,5 +156,5 @@ async def test_unread_output_takes_bounded_memory(site: SiteMaker, stalled: Stal
             await until(lambda: here.worker("decode-0").decode.used_slots == 0)
             assert 1 << 19 < most <= 1 << 20
             await until(lambda: here.router.dispatcher.running == 0)
-        await until(lambda: here.router.http.connections.count == 0)
+        await until(lambda: here.router.connections.count == 0)
         await until(lambda: unread.total_bytes == 0)
