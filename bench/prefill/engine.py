@@ -295,7 +295,7 @@ class _CaseRun:
 
 def _gpu_group(ranks: list[Model], most_rows: int) -> DeviceGroup:
     from baton.engine.decode.gpu_group import gpu_group
-    from baton.engine.prefill.attention import product_rows
+    from baton.engine.kernels.product_rows import product_rows
 
     return gpu_group(ranks, 0, product_rows(most_rows))
 

@@ -237,7 +237,7 @@ class LocalEngine:
         self, models: Run[Model], chunk: int, make: Callable[[Run[Model], int, int], DeviceGroup] | None
     ) -> DeviceGroup:
         from baton.engine.decode.gpu_group import gpu_group
-        from baton.engine.prefill.attention import product_rows
+        from baton.engine.kernels.product_rows import product_rows
 
         rows = self.state.shape.rows
         return (make or gpu_group)(models, rows, product_rows(chunk + rows) if chunk else 0)

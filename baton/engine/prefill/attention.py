@@ -20,6 +20,7 @@ from baton.engine.kernels.gpu.attention.items import Heads
 from baton.engine.kernels.gpu.attention.join_parts import join_parts
 from baton.engine.kernels.gpu.attention.prompt_attention import prompt_attention
 from baton.engine.kernels.gpu.attention.prompt_items import ITEM_BEGIN, ITEM_END, ITEM_WIDTH, PromptTuning
+from baton.engine.kernels.product_rows import product_rows
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.layers.attention import Attention
 from baton.engine.model.modules import Model
@@ -203,15 +204,6 @@ class PromptAttention:
         except RuntimeError:
             return False
         return True
-
-
-def product_rows(rows: int) -> int:
-    """Pads `rows` to a number that products may have: a multiple of 64, beyond 512 of 128, and beyond 2,560
-    of 256 (a worker's steps have 2,048 at most, and the rows that join them). The vendor's library looks for
-    the best way for every number of rows, and loads what it has not had yet, so there are only as many
-    numbers as can be warmed up."""
-    step = 64 if rows <= 512 else 128 if rows <= 2560 else 256
-    return -(-rows // step) * step
 
 
 def prompt_workspace(

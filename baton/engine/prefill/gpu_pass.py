@@ -39,6 +39,7 @@ from baton.engine.forward.products.code_products import has_w8a8
 from baton.engine.gemm_dispatch.choice import Choice, Library, W8A8Library, W8A8Tuning
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.kernels.gpu.attention.prompt_qkv import prompt_qkv
+from baton.engine.kernels.product_rows import product_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.layers.attention import Attention
@@ -47,7 +48,7 @@ from baton.engine.model.layers.linear import Product
 from baton.engine.model.modules import Model
 from baton.engine.parallel.rank_exchange import Launches, RankExchange
 from baton.engine.plan.prefill_step import PrefillStep
-from baton.engine.prefill.attention import PlannedRows, PromptAttention, product_rows, prompt_workspace
+from baton.engine.prefill.attention import PlannedRows, PromptAttention, prompt_workspace
 from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
 from baton.engine.prefill.graphs import Case, GraphBounds, PrefillGraphs
 from baton.engine.prefill.step_inputs import GroupPlan, Places, StepInputs

@@ -278,7 +278,7 @@ def device_group(
     if len(model.ranks) == 1 or model.device.type != "cuda":
         return None
     from baton.engine.decode.gpu_group import gpu_group
-    from baton.engine.prefill.attention import product_rows
+    from baton.engine.kernels.product_rows import product_rows
 
     decode_rows = 0 if config.role == "prefill" else shape.rows
     prompt_rows = 0

@@ -92,7 +92,7 @@ def _on_a_cpu() -> None:
     def group_of_prompts(config: WorkerConfig, model: LoadedModel, shape: Any, *, mixes: bool) -> Any:
         if len(model.ranks) == 1 or config.role != "prefill":
             return None
-        from baton.engine.prefill.attention import product_rows
+        from baton.engine.kernels.product_rows import product_rows
         from baton.engine.prefill.group_pass import GroupPass
 
         make_launches_cheap()

@@ -11,8 +11,9 @@ import torch
 
 from baton.engine.kernels.gpu.attention.items import Heads
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
+from baton.engine.kernels.product_rows import product_rows
 from baton.engine.plan.step_plan import Chunk, step_of
-from baton.engine.prefill.attention import item_lines, product_rows
+from baton.engine.prefill.attention import item_lines
 from baton.engine.prefill.attention_plan import KeySplit, plan_attention
 from baton.engine.prefill.step_inputs import GroupPlan, InputLayout, StepInputs
 from baton.engine.sequence import Limits, SamplingParams, Sequence

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from baton.base.errors import BatonError, FailureCause
 from baton.engine.executor.decode_factory import decode_loop
-from baton.engine.prefill.attention import product_rows
+from baton.engine.kernels.product_rows import product_rows
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.group_pass import GroupPass
 from baton.engine.shared_memory.step_shape import StepShape

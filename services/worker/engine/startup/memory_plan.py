@@ -25,6 +25,7 @@ from functools import lru_cache
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.engine.kernels.expert_tiles import space_bytes
+from baton.engine.kernels.product_rows import product_rows
 from baton.engine.memory.split_cache import staging_bytes as whole_blocks
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.tensors import HEAD, layer_matrices
@@ -229,7 +230,7 @@ def other_bytes(
     logits = shape.rows * config.vocab_size * _LOGIT_COPIES_BYTES
     dequantized = _dequantized_bytes(config, engine.quantization, engine.quantize_head)
     rows = chunk_tokens or engine.chunk_tokens_on("cuda")
-    rows += shape.slots if engine.mixed_steps else 0
+    rows = product_rows(rows + (shape.slots if engine.mixed_steps else 0))
     prefill, decode = prefill_bytes(config, engine, rows), _experts_bytes(config, engine, shape.rows)
     return _BASE_BYTES + logits + prefill + decode + dequantized
 
@@ -274,10 +275,11 @@ def _experts_in_fp8(config: ModelConfig, quantization: Quantization | None) -> b
 
 
 def exchange_bytes(config: ModelConfig, engine: EngineConfig, shape: StepShape, chunk_tokens: int) -> int:
-    """Bytes of a GPU for what a worker's devices exchange in a step; 0 for one device."""
+    """Bytes of a GPU for what a worker's devices exchange in a step, of as many rows as products of prompts
+    are padded to; 0 for one device."""
     if config.split.count == 1:
         return 0
-    rows = max(shape.rows, chunk_tokens + (shape.slots if engine.mixed_steps else 0))
+    rows = max(shape.rows, product_rows(chunk_tokens + (shape.rows if engine.mixed_steps else 0)))
     sums, element = 2 * config.num_layers, _element_bytes(config, engine)
     exchange = ExchangeShape(config.split.count, sums, rows, config.hidden_size, element, 4 * rows)
     return exchange.arena_bytes

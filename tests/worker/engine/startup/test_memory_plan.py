@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 import torch
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.engine.decode.gpu_group import exchange_shape
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config.model_config import ModelConfig
 from baton.engine.model.families.registry import load_config
@@ -21,6 +23,7 @@ from baton.engine.shared_memory.step_shape import StepShape
 from baton.model_spec.layout import FP8
 from baton.model_spec.split import splits
 from services.common.config.worker import EngineConfig, WorkerConfig
+from services.worker.engine.assembly import device_group
 from services.worker.engine.startup.memory_plan import (
     CPU_KV_BYTES,
     Gpu,
@@ -149,7 +152,33 @@ def test_one_device_exchanges_nothing(config: ModelConfig) -> None:
     assert exchange_bytes(config, engine, shape, 2048) == 0
     rows = 2048 + 64
     part = config.of_rank(splits(2)[1])
-    assert 3 * rows * 4096 * 2 < exchange_bytes(part, engine, shape, 2048) < 3.1 * rows * 4096 * 2
+    assert 3 * rows * 4096 * 2 < exchange_bytes(part, engine, shape, 2048) < 3.2 * rows * 4096 * 2
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize(("slots", "rows_per_slot", "chunk"), [(64, 1, 2048), (16, 8, 2048), (256, 1, 100)])
+def test_the_exchange_has_room_for_rows_that_pad_a_prompt(
+    config: ModelConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    slots: int,
+    rows_per_slot: int,
+    chunk: int,
+    mixed: bool,
+) -> None:
+    part, shape = config.of_rank(splits(2)[0]), StepShape(slots, rows_per_slot)
+    first: Any = SimpleNamespace(config=part, precision=SimpleNamespace(activations=torch.bfloat16))
+
+    def allocated(models: list[Any], rows: int, prompt_rows: int, _: float) -> int:
+        return exchange_shape(first, len(models), rows, prompt_rows).arena_bytes
+
+    monkeypatch.setattr("baton.engine.decode.gpu_group.gpu_group", allocated)
+    worker = WorkerConfig(name="a", role="both", model="m", engine=EngineConfig(mixed_steps=mixed))
+    model: Any = SimpleNamespace(
+        ranks=[first] * 2, device=torch.device("cuda"), exact=False, chunk_tokens=chunk
+    )
+    planned = exchange_bytes(part, worker.engine, shape, chunk)
+    taken: Any = device_group(worker, model, shape, mixes=mixed)
+    assert taken <= planned < 1.01 * taken
 
 
 def test_weights_and_buffers_come_out_of_each_workers_share(config: ModelConfig, plan: Plan) -> None:
