@@ -1,22 +1,14 @@
 // Runs exchange.cu on the host: every rank a stream of launches, every thread of a resident block a fiber, and one of all
 // fibers runs at a time, until its next access to memory that others touch. A seed chooses which; the clock is a number
 // that moves on by a little, and by much where all that run only poll. SOURCE is the kernels' file.
-#include <setjmp.h>
-#include <ucontext.h>
-
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <map>
-#include <memory>
 #include <vector>
 
+#include "fibers.h"
+
 #define EMULATED
-#define __device__
-#define __global__
-#define __grid_constant__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
 
 struct uint4 {
   unsigned x, y, z, w;
@@ -46,15 +38,10 @@ struct Group {
 
 struct Block;
 
-struct Fiber {
-  ucontext_t context;  // where it begins
-  jmp_buf place;       // where it goes on
-  bool begun;
-  std::vector<char> stack = std::vector<char>(32 << 10);
+struct Thread : Fiber {
   Block* block;
   Group* waits;
   int index;
-  bool done;
   float shuffled;
 };
 
@@ -64,7 +51,7 @@ struct Block {
   const Launch* what;
   Group all;
   std::vector<Group> warps;
-  std::vector<std::unique_ptr<Fiber>> fibers;
+  std::vector<std::unique_ptr<Thread>> threads;
   std::vector<float> memory = std::vector<float>(4 * WARP * 64, NAN);
   bool lets_next_start = false;
   int live;
@@ -83,10 +70,9 @@ struct Stream {
 };
 
 static std::vector<Stream> streams;
-static std::vector<std::unique_ptr<Fiber>> spare;
+static std::vector<std::unique_ptr<Thread>> spare;
 static uint64_t drawn;
-static jmp_buf scheduler;
-static Fiber* current;
+static Thread* current;
 static long now, idle, progressed_at;
 static int residency;
 static bool early;
@@ -100,16 +86,6 @@ static uint64_t draw() {
   return value ^ value >> 31;
 }
 
-// Switches by jumps: swapcontext would call the kernel twice, for the signals of each context.
-static void yield() {
-  if (!_setjmp(current->place)) _longjmp(scheduler, 1);
-}
-static void resume(Fiber& fiber) {
-  if (_setjmp(scheduler)) return;
-  if (fiber.begun) _longjmp(fiber.place, 1);
-  fiber.begun = true;
-  setcontext(&fiber.context);
-}
 static void progress() {
   idle = 0;
   progressed_at = now;
@@ -129,21 +105,8 @@ static void open_if_all(Block& block, Group& group) {
   group.result = group.any;
   group.any = false;
   group.arrived = 0;
-  for (auto& fiber : block.fibers)
-    if (fiber->waits == &group) fiber->waits = nullptr;
-}
-
-static float number(unsigned short half) {
-  const unsigned bits = (unsigned)half << 16;
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-static unsigned short half(float value) {
-  unsigned bits;
-  memcpy(&bits, &value, sizeof bits);
-  return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  for (auto& thread : block.threads)
+    if (thread->waits == &group) thread->waits = nullptr;
 }
 
 static unsigned char e4m3(float value) {
@@ -156,26 +119,10 @@ static unsigned char e4m3(float value) {
 
 }  // namespace host
 
-static struct {
-  struct {
-    operator int() const { return host::current->index; }
-  } x;
-} threadIdx;
-static struct {
-  struct {
-    operator unsigned() const { return host::current->block->number; }
-  } x;
-} blockIdx;
-static struct {
-  struct {
-    operator unsigned() const { return host::current->block->what->threads; }
-  } x;
-} blockDim;
-static struct {
-  struct {
-    operator unsigned() const { return host::current->block->what->blocks; }
-  } x;
-} gridDim;
+INDEX(int, threadIdx, host::current->index)
+INDEX(unsigned, blockIdx, host::current->block->number)
+INDEX(unsigned, blockDim, host::current->block->what->threads)
+INDEX(unsigned, gridDim, host::current->block->what->blocks)
 
 static bool __syncthreads_or(bool mine) { return host::barrier(host::current->block->all, mine); }
 static void __syncthreads() { __syncthreads_or(false); }
@@ -185,7 +132,7 @@ static float __shfl_xor_sync(unsigned, float value, int distance) {
   host::Group& warp = block.warps[host::current->index / WARP];
   host::current->shuffled = value;
   host::barrier(warp, false);
-  const float other = block.fibers[host::current->index ^ distance]->shuffled;
+  const float other = block.threads[host::current->index ^ distance]->shuffled;
   host::barrier(warp, false);
   return other;
 }
@@ -304,7 +251,7 @@ static void two(void (*kernel)(First, Second), const char* from) {
   kernel(first, second);
 }
 
-static void enter() {
+static void run_thread() {
   const Launch& what = *current->block->what;
   switch (what.kernel) {
     case 0: two(begin_step, what.arguments); break;
@@ -317,12 +264,10 @@ static void enter() {
     case 7: one(finish, what.arguments); break;
   }
   progress();
-  current->done = true;
   Block& block = *current->block;
   --block.live;
   --block.all.expected;
   --block.warps[current->index / WARP].expected;
-  yield();
 }
 
 static void start_block(Stream& stream, int rank) {
@@ -336,20 +281,15 @@ static void start_block(Stream& stream, int rank) {
   block->live = block->all.expected = block->what->threads;
   block->warps.resize(block->what->threads / WARP);
   for (int index = 0; index < block->what->threads; ++index) {
-    if (spare.empty()) spare.push_back(std::make_unique<Fiber>());
-    auto fiber = std::move(spare.back());
+    if (spare.empty()) spare.push_back(std::make_unique<Thread>());
+    auto thread = std::move(spare.back());
     spare.pop_back();
-    fiber->block = block.get();
-    fiber->index = index;
-    fiber->waits = nullptr;
-    fiber->done = fiber->begun = false;
+    thread->block = block.get();
+    thread->index = index;
+    thread->waits = nullptr;
     ++block->warps[index / WARP].expected;
-    getcontext(&fiber->context);
-    fiber->context.uc_stack.ss_sp = fiber->stack.data();
-    fiber->context.uc_stack.ss_size = fiber->stack.size();
-    fiber->context.uc_link = nullptr;
-    makecontext(&fiber->context, enter, 0);
-    block->fibers.push_back(std::move(fiber));
+    begin<run_thread>(*thread);
+    block->threads.push_back(std::move(thread));
   }
   stream.resident.push_back(std::move(block));
 }
@@ -384,7 +324,7 @@ static void begin_launch(Stream& stream) {
 }
 
 static void end_block(Stream& stream, size_t place) {
-  for (auto& fiber : stream.resident[place]->fibers) spare.push_back(std::move(fiber));
+  for (auto& thread : stream.resident[place]->threads) spare.push_back(std::move(thread));
   stream.resident.erase(stream.resident.begin() + place);
   const auto of_launch = [&](const Block& block) { return block.launch == stream.ended; };
   while (stream.ended < stream.started && !(stream.ended == stream.started - 1 && !stream.waiting.empty()) &&
@@ -404,10 +344,10 @@ static bool go_on(int rank) {
   if (now < stream.held_until) return false;
   const size_t place = draw() % stream.resident.size();
   Block& block = *stream.resident[place];
-  Fiber* ready[64];
+  Thread* ready[64];
   int count = 0;
-  for (auto& fiber : block.fibers)
-    if (!fiber->done && !fiber->waits) ready[count++] = fiber.get();
+  for (auto& thread : block.threads)
+    if (!thread->done && !thread->waits) ready[count++] = thread.get();
   if (!count) return false;
   current = ready[draw() % count];
   resume(*current);

@@ -1,26 +1,19 @@
 // Runs wide_product.cu on the host: a fiber for each thread of a cluster, and instructions in plain C++, bfloat16 only.
 // SOURCE is the kernel's file, and the kernel's own constants are defined as for a GPU. Clusters run one after the
 // other, since none waits for another. Warps run in random order, one block of a cluster far slower than the others.
-#include <ucontext.h>
-
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <map>
 #include <random>
 #include <string>
 #include <vector>
 
-#define __device__
-#define __global__
+#include "fibers.h"
+
 #define __shared__ static
-#define __forceinline__ inline
 #define __align__(bytes)
-#define __grid_constant__
 #define __cluster_dims__(...)
-#define __launch_bounds__(...)
 #define __expf expf
 #define __fdividef(a, b) ((a) / (b))
 
@@ -64,23 +57,20 @@ struct Operation {
   bool adds;
 };
 
-struct Fiber {
-  ucontext_t context;
-  std::vector<char> stack = std::vector<char>(64 << 10);
-  bool done = false, has_waited = false;
+struct Thread : Fiber {
+  bool has_waited = false;
   long cluster_syncs = 0, block_syncs = 0, group_syncs = 0;
   std::vector<Operation> open;
   std::vector<std::vector<Operation>> products;
   std::map<u64*, std::pair<long, long>> waits;
 };
 
-static std::vector<Fiber> fibers;
+static std::vector<Thread> threads;
 static std::map<std::pair<u64*, int>, Barrier> barriers;
 static std::vector<Load> loads;
 static std::vector<std::vector<char>> memory;
 static size_t multiplied[BLOCKS * 3];
 static bool any_of_group[BLOCKS * 3];
-static ucontext_t scheduler;
 static int current, cluster, clusters;
 static long progress;
 // Whether the units multiply as soon as all threads have asked, or as late as when that is waited for.
@@ -89,14 +79,14 @@ static std::string failure;
 
 static int rank() { return current / THREADS; }
 static int group() { return current / 128; }
-static void yield() { swapcontext(&fibers[current].context, &scheduler); }
 
 static void fail(const char* words) {
   if (failure.empty()) failure = words;
 }
 
 static bool has_ended(int block) {
-  return std::all_of(&fibers[block * THREADS], &fibers[block * THREADS] + THREADS, [](auto& f) { return f.done; });
+  const Thread* const first = &threads[block * THREADS];
+  return std::all_of(first, first + THREADS, [](const Thread& t) { return t.done; });
 }
 
 static Barrier& barrier_of(u64* barrier, int block) {
@@ -137,19 +127,6 @@ static void run_load(const Load& load) {
   settle(barrier);
 }
 
-static float number(unsigned short half) {
-  const u32 bits = (u32)half << 16;
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-static unsigned short half(float value) {
-  u32 bits;
-  memcpy(&bits, &value, sizeof bits);
-  return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 static float element(int block, u64 descriptor, int row, int k) {
   unsigned short value;
   memcpy(&value, &memory[block][(descriptor << 4) + row * TILE_DEPTH * 2 + k * 2], 2);
@@ -174,37 +151,24 @@ static void multiply_by(int fiber, const Operation& operation) {
 static bool multiply_up_to(size_t wanted) {
   const int first = group() * 128;
   for (int f = first; f < first + 128; ++f)
-    if (fibers[f].products.size() < wanted) return false;
+    if (threads[f].products.size() < wanted) return false;
   for (size_t& at = multiplied[group()]; at < wanted; ++at)
     for (int f = first; f < first + 128; ++f)
-      for (const Operation& operation : fibers[f].products[at]) multiply_by(f, operation);
+      for (const Operation& operation : threads[f].products[at]) multiply_by(f, operation);
   return true;
 }
 
-template <long Fiber::*SYNCS>
-static void sync(int first, int count) {
-  const long mine = ++(fibers[current].*SYNCS);
+template <long Thread::*SYNCS>
+static void sync_from(int first, int count) {
   ++progress;
-  const auto behind = [=](const Fiber& f) { return f.*SYNCS < mine; };
-  while (std::any_of(&fibers[first], &fibers[first] + count, behind)) yield();
+  sync<SYNCS>(&threads[first], count);
 }
 
 }  // namespace host
 
-template <class Value>
-struct Index {
-  operator int() const { return Value()(); }
-};
-#define INDEX(name, value)                          \
-  struct name##_value {                             \
-    int operator()() const { return value; }        \
-  };                                                \
-  static struct {                                   \
-    Index<name##_value> x;                          \
-  } name;
-INDEX(threadIdx, host::current % host::THREADS)
-INDEX(blockIdx, host::cluster * host::BLOCKS + host::rank())
-INDEX(gridDim, host::clusters * host::BLOCKS)
+INDEX(int, threadIdx, host::current % host::THREADS)
+INDEX(int, blockIdx, host::cluster * host::BLOCKS + host::rank())
+INDEX(int, gridDim, host::clusters * host::BLOCKS)
 
 static char raw[1];
 
@@ -213,10 +177,10 @@ static u32 cluster_rank() { return host::rank(); }
 static u64 descriptor(u32 address) { return address >> 4; }
 
 static void __syncthreads() {
-  host::sync<&host::Fiber::block_syncs>(host::rank() * host::THREADS, host::THREADS);
+  host::sync_from<&host::Thread::block_syncs>(host::rank() * host::THREADS, host::THREADS);
 }
-static void cluster_sync() { host::sync<&host::Fiber::cluster_syncs>(0, host::BLOCKS * host::THREADS); }
-static void group_sync(int) { host::sync<&host::Fiber::group_syncs>(host::group() * 128, 128); }
+static void cluster_sync() { host::sync_from<&host::Thread::cluster_syncs>(0, host::BLOCKS * host::THREADS); }
+static void group_sync(int) { host::sync_from<&host::Thread::group_syncs>(host::group() * 128, 128); }
 
 static bool group_any(int group, bool mine) {
   bool& any = host::any_of_group[host::group()];
@@ -234,7 +198,7 @@ static void let_next_begin() {}
 static void give_registers() {}
 static void take_registers() {}
 static void begin_products() {}
-static void wait_for_previous() { host::fibers[host::current].has_waited = true; }
+static void wait_for_previous() { host::threads[host::current].has_waited = true; }
 
 static void prepare(u64* barrier, u32 arrivals) {
   host::barriers[{barrier, host::rank()}] = {(int)arrivals, (int)arrivals};
@@ -243,7 +207,7 @@ static void prepare(u64* barrier, u32 arrivals) {
 static void wait_for(u64* barrier, u32 parity) {
   host::Barrier& found = host::barrier_of(barrier, host::rank());
   while (((found.turns & 1) ^ 1) != parity) host::yield();
-  auto wait = host::fibers[host::current].waits.try_emplace(barrier, 0, parity).first;
+  auto wait = host::threads[host::current].waits.try_emplace(barrier, 0, parity).first;
   // The turn that is waited for, not one two turns on.
   auto& [count, ahead] = wait->second;
   if (found.turns != ++count - ahead) host::fail("a barrier went on before all had seen it");
@@ -254,7 +218,7 @@ static void arrive(u64* barrier) { host::arrive_there(barrier, host::rank(), 0);
 static void arrive_at(u64* barrier, u32 rank) { host::arrive_there(barrier, rank, 0); }
 
 static void load_to(int rank, u32 to, const TensorMap* map, int k, int row, u64* barrier, u64 hint) {
-  if (hint == host::HINT_OF_X && !host::fibers[host::current].has_waited) host::fail("x before it is there");
+  if (hint == host::HINT_OF_X && !host::threads[host::current].has_waited) host::fail("x before it is there");
   host::loads.push_back({rank, to, map, k, row, barrier});
 }
 
@@ -269,11 +233,11 @@ static void load_for_all(u32 to, const TensorMap* map, int k, int row, u64* barr
 template <int COUNT>
 static void multiply(float (&sums)[COUNT], u64 a, u64 b, int adds) {
   static_assert(COUNT == host::W_ROWS / 2);
-  host::fibers[host::current].open.push_back({sums, a, b, adds != 0});
+  host::threads[host::current].open.push_back({sums, a, b, adds != 0});
 }
 
 static void commit_products() {
-  host::Fiber& mine = host::fibers[host::current];
+  host::Thread& mine = host::threads[host::current];
   mine.products.push_back(std::move(mine.open));
   mine.open.clear();
   ++host::progress;
@@ -282,7 +246,7 @@ static void commit_products() {
 
 template <int LEFT>
 static void wait_for_products() {
-  const size_t asked = host::fibers[host::current].products.size();
+  const size_t asked = host::threads[host::current].products.size();
   while (!host::multiply_up_to(asked - std::min<size_t>(LEFT, asked))) host::yield();
 }
 
@@ -322,27 +286,20 @@ static const Arguments* arguments;
 static void run_thread() {
   const Arguments& a = *arguments;
   wide_product(a.x, a.w, a.out, a.partial, a.arrived, a.m, a.n, a.k);
-  fibers[current].done = true;
   ++progress;
 }
 
 static void start_cluster() {
-  fibers = std::vector<Fiber>(BLOCKS * THREADS);
+  threads = std::vector<Thread>(BLOCKS * THREADS);
   barriers.clear();
   memory.assign(BLOCKS, std::vector<char>(MEMORY, (char)0xff));
   std::fill_n(multiplied, BLOCKS * 3, 0);
-  for (Fiber& fiber : fibers) {
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = fiber.stack.size();
-    fiber.context.uc_link = &scheduler;
-    makecontext(&fiber.context, run_thread, 0);
-  }
+  for (Thread& thread : threads) begin<run_thread>(thread);
 }
 
 static void run_warp(int warp) {
   for (current = warp * 32; current < warp * 32 + 32; ++current)
-    if (!fibers[current].done) swapcontext(&scheduler, &fibers[current].context);
+    if (!threads[current].done) resume(threads[current]);
 }
 
 static void run_cluster(std::mt19937& draw) {
@@ -351,7 +308,7 @@ static void run_cluster(std::mt19937& draw) {
   std::vector<int> warps(BLOCKS * THREADS / 32);
   for (size_t w = 0; w < warps.size(); ++w) warps[w] = w;
   long seen = -1, quiet = 0;
-  while (!std::all_of(fibers.begin(), fibers.end(), [](auto& f) { return f.done; }) && failure.empty()) {
+  while (!std::all_of(threads.begin(), threads.end(), [](auto& t) { return t.done; }) && failure.empty()) {
     std::shuffle(warps.begin(), warps.end(), draw);
     for (int warp : warps)
       if (draw() % 16 < (warp / (THREADS / 32) == slow ? 2 : 10)) run_warp(warp);

@@ -1,19 +1,13 @@
 // Runs streamed_product.cu on the host: a fiber for each thread of a block, and instructions in plain C++. SOURCE is
 // the kernel's file, and the kernel's own constants are defined as for a GPU.
-#include <ucontext.h>
-
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
+#include "fibers.h"
+
 #define EMULATED
-#define __device__
-#define __global__
 #define __shared__
-#define __forceinline__ inline
-#define __launch_bounds__(threads)
 #define __expf expf
 using std::min;
 
@@ -41,10 +35,7 @@ struct Operands {
   unsigned w[4], x[2];
 };
 
-struct Thread {
-  ucontext_t context;
-  std::vector<char> stack = std::vector<char>(128 << 10);
-  bool done = false;
+struct Thread : Fiber {
   long block_barriers = 0, warp_barriers = 0, products = 0;
   std::vector<Copy> open;
   std::vector<std::vector<Copy>> stages;
@@ -52,31 +43,11 @@ struct Thread {
 };
 
 static Thread* threads;
-static ucontext_t scheduler;
 static int current, block;
 // Whether copies take effect when they are asked for, or as late as when they are waited for.
 static bool at_once;
 
-static void yield() { swapcontext(&threads[current].context, &scheduler); }
-
-static void warp_barrier() {
-  const long mine = ++threads[current].warp_barriers;
-  const Thread* const first = threads + current / 32 * 32;
-  while (std::any_of(first, first + 32, [=](const Thread& t) { return t.warp_barriers < mine; })) yield();
-}
-
-static float number(unsigned short half) {
-  const unsigned bits = (unsigned)half << 16;
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-static unsigned short half(float value) {
-  unsigned bits;
-  memcpy(&bits, &value, sizeof bits);
-  return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
+static void warp_barrier() { sync<&Thread::warp_barriers>(threads + current / 32 * 32, 32); }
 
 template <class Operation>
 static unsigned by_halves(unsigned a, unsigned b, Operation operation) {
@@ -92,24 +63,12 @@ static float element(const unsigned* pairs, int k, int stride) {
 
 }  // namespace host
 
-static struct {
-  struct {
-    operator int() const { return host::current; }
-  } x;
-} threadIdx;
-static struct {
-  struct {
-    operator int() const { return host::block; }
-  } x;
-} blockIdx;
+INDEX(int, threadIdx, host::current)
+INDEX(int, blockIdx, host::block)
 
 uint4 shared[16 << 10];
 
-static void __syncthreads() {
-  const long mine = ++host::threads[host::current].block_barriers;
-  const auto behind = [=](const host::Thread& t) { return !t.done && t.block_barriers < mine; };
-  while (std::any_of(host::threads, host::threads + host::COUNT, behind)) host::yield();
-}
+static void __syncthreads() { host::sync<&host::Thread::block_barriers>(host::threads, host::COUNT); }
 
 static bool __syncthreads_or(bool mine) {
   static bool any;
@@ -211,11 +170,9 @@ struct Arguments {
 
 static Arguments given;
 
-static void enter() {
+static void run_thread() {
   streamed_product(given.x, given.bytes, given.scales, given.zeros, given.bias, given.out, given.partial, given.arrived,
                    given.M, given.N, given.K, given.groups);
-  threads[current].done = true;
-  yield();
 }
 
 }  // namespace host
@@ -229,18 +186,13 @@ extern "C" void run(const host::Arguments* arguments, int blocks, bool at_once, 
     memset(shared, 0xff, sizeof shared);  // not a number, wherever nothing is written
     std::vector<host::Thread> threads(host::COUNT);
     host::threads = threads.data();
-    for (host::Thread& thread : threads) {
-      getcontext(&thread.context);
-      thread.context.uc_stack.ss_sp = thread.stack.data();
-      thread.context.uc_stack.ss_size = thread.stack.size();
-      makecontext(&thread.context, host::enter, 0);
-    }
+    for (host::Thread& thread : threads) host::begin<host::run_thread>(thread);
     for (bool left = true; left;) {
       left = false;
       for (host::current = 0; host::current < host::COUNT; ++host::current) {
         if (threads[host::current].done) continue;
         left = true;
-        swapcontext(&host::scheduler, &threads[host::current].context);
+        host::resume(threads[host::current]);
       }
     }
   }
