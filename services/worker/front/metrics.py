@@ -218,7 +218,7 @@ FRONT: tuple[Metric[WorkerMetrics], ...] = (
     _metric("restarts_total", "Restarts of this worker by its supervisor.", lambda worker: worker.restarts),
     _metric("exchange_timeouts_total",
             "Ends of this worker since one of its devices waited for another past the deadline, among those "
-            "that its supervisor has seen; counted once it has started again.",
+            "that its supervisor has seen; counted once it has started again. 0 without a supervisor.",
             lambda worker: worker.exchange_timeouts),
     _metric("live_streams", "Reservations and sequences that may still emit tokens.",
             lambda worker: worker.decode.live),
