@@ -29,7 +29,7 @@ from kvtransfer.protocol.frames import (
     encode,
     encode_piece_header,
 )
-from tests.kvtransfer.link.test_links import Memory
+from tests.kvtransfer.link.memory_links import Memory
 from tests.kvtransfer.support.peers import Shape
 
 u8 = st.integers(0, 255)

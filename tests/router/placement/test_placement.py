@@ -10,15 +10,12 @@ import pytest
 from baton.perf_model.step_costs import StepCosts
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.early_refusal import Demand
-from services.router.placement.fitting import FailedPair
 from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.pools import Pools
-from services.router.request.limits import Needs
 from services.router.request.request import ClientCall
-from services.router.request.slo import Due, Slo
+from services.router.request.slo import Slo
 from services.router.workers.backlog import Queued
 from services.router.workers.other_claims import SiblingCounts
-from services.router.workers.recent_work import PrefillShare
 from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import (
     MODEL,
@@ -217,63 +214,6 @@ def test_a_prompt_of_a_sibling_process_counts_as_one_that_is_there() -> None:
             claim.release()
 
 
-async def test_a_prompt_without_output_goes_to_the_least_loaded_prefill_worker() -> None:
-    decode, first, second, both, refusing = workers_of(DECODE, PREFILL, "prefill-1", BOTH, "prefill-2")
-    first.queued_tokens, second.queued_tokens, both.queued_tokens = 98, 97, 96
-    placement = placement_of([decode, first, second, both, refusing], ahead=100)
-    refusing.refused()
-    for chosen in (both, second, first):
-        call = ClientCall()
-        claim = placement.pick_prefill(2, call)
-        assert not isinstance(claim, NoRoom)
-        assert claim.prefill is chosen
-        assert type(claim) is PrefillClaim
-        assert (call.pool, call.formats.get(chosen.decodes)) == (chosen.pool, "bfloat16")
-        claim.release()
-        chosen.queued_tokens += 4
-    assert placement.pick_prefill(2) is NoRoom.PREFILL
-    second.queued_tokens = 0
-    second.set_following(following=False)  # only decode workers are followed
-    assert isinstance(placement.pick_prefill(2), PrefillClaim)
-    second.queued_tokens = 0
-    second.unreachable()
-    assert placement.pick_prefill(2) is NoRoom.PREFILL
-
-
-def test_a_prompt_without_output_avoids_workers_where_it_failed() -> None:
-    decode, first, second = workers_of(DECODE, PREFILL, "prefill-1")
-    first.costs = second.costs = StepCosts(prefill_token_s=1.0)
-    placement = placement_of([decode, first, second])
-    second.queued_tokens = 50
-
-    def chosen(*failed: FailedPair, usable: Worker | None = None) -> Worker | NoRoom:
-        claim = placement.pick_prefill(
-            40, failed=failed, may_prefill=lambda one: usable is None or one is usable
-        )
-        if isinstance(claim, NoRoom):
-            return claim
-        waits_s = claim.prefill.backlog.wait_s
-        assert waits_s == pytest.approx(claim.prefill.costs.prompt_s(40), rel=0.2), "for those behind it"
-        claim.release()
-        return claim.prefill
-
-    assert chosen() is first
-    assert chosen(FailedPair(first, None)) is second
-    assert chosen(FailedPair(second, None)) is first
-    assert chosen(FailedPair(first, None), FailedPair(second, None)) is first, "where it failed everywhere"
-    assert chosen(usable=second) is second
-    assert chosen(usable=decode) is NoRoom.PREFILL
-
-
-def test_a_prompt_without_output_that_no_worker_takes_is_told_from_one_that_waits() -> None:
-    decode, prefill = workers_of(DECODE, PREFILL)
-    placement = placement_of([decode, prefill])
-    beyond = Needs(10**9, 10**9)
-    assert placement.pick_prefill(40, needs=beyond) is NoRoom.UNFIT
-    prefill.unreachable()
-    assert placement.pick_prefill(40, needs=beyond) is NoRoom.PREFILL
-
-
 def test_the_predicted_first_token_is_that_of_the_calls_own_pool() -> None:
     """A call that is bound to the old pool is not served by the new one, which may be quicker."""
     slow = workers_of(PREFILL, DECODE)
@@ -406,65 +346,3 @@ def test_a_near_decode_worker_must_have_room() -> None:
     claim.release()
     workers[2].following = False
     assert placed(placement) == ("prefill-0", "decode-0")
-
-
-def with_costs(worker: Worker) -> Worker:
-    """Step costs by which a prompt of 1,000 tokens takes 100 ms, and a step 10."""
-    worker.costs = StepCosts(prefill_token_s=1e-4, decode_step_s=0.01)
-    return worker
-
-
-def test_a_combined_worker_computes_what_delays_less_there() -> None:
-    prefill = with_costs(bare_worker(PREFILL))
-    both = with_costs(bare_worker(BOTH, receives_handoffs=True, slots=64))
-    placement = placement_of([prefill, both], ahead=10**6)
-
-    def placed_by(tokens: int, cached: int = 0, behind: int = 0) -> str:
-        claim = placement.pick(
-            tokens, 10, lambda worker: cached if worker is both else 0, behind=lambda: behind
-        )
-        assert not isinstance(claim, NoRoom)
-        assert claim.decode is both
-        claim.release()
-        both.prefill_share = PrefillShare()
-        return f"{claim.prefill.name}: {claim.reason}"
-
-    own, other = f"{BOTH}: own prefill: ", f"{PREFILL}: other prefill: "
-    assert placed_by(1000) == own + "0 limits missed, all delayed by 100 ms; other: 0, 102 ms"
-    both.claimed_slots = 20  # streams that each lose 100 ms
-    assert placed_by(1000) == other + "0 limits missed, all delayed by 102 ms; own: 0, 2100 ms"
-    assert placed_by(1000, cached=999).startswith(own), "one token takes next to nothing"
-    assert placed_by(1000, behind=24).startswith(own), "as many that wait would wait for it"
-    both.tpot_limits = [0.0106]  # what 10 ms and a twentieth of the time with prefill exceed
-    assert placed_by(1000, behind=24).startswith(other + "0 limits missed")
-    assert placement.placed == {"own": 3, "other": 2, "spare": 0}
-
-
-def test_delays_count_by_how_near_requests_are_to_their_limits() -> None:
-    prefill = with_costs(bare_worker(PREFILL))
-    both = with_costs(bare_worker(BOTH, receives_handoffs=True, slots=64))
-    placement = placement_of([prefill, both], ahead=10**6)
-    both.claimed_slots = 20
-
-    def computed_by(tpot_limit_s: float, due: Due | None = None) -> str:
-        both.tpot_limits = [tpot_limit_s] * 20
-        claim = placement.pick(1000, 10, behind=lambda: 5, due=lambda: due)
-        assert not isinstance(claim, NoRoom)
-        claim.release()
-        both.prefill_share = PrefillShare()
-        return claim.prefill.name
-
-    # Steps of 10.5 ms: the streams' delay of 2 s beside 0.6 s of those that wait.
-    assert computed_by(1.0) == BOTH, "it costs streams next to nothing"
-    assert computed_by(0.0125) == PREFILL, "they are near their limit"
-    assert computed_by(0.0125, Due(1.8, limit_s=2.0)) == PREFILL, "its first token has time"
-    assert computed_by(0.0125, Due(0.5, limit_s=2.0)) == BOTH, "most of its time is gone"
-    assert computed_by(0.0125, Due(0.5)) == PREFILL, "a deadline says nothing of how long it has waited"
-
-
-def test_without_exchange_a_combined_worker_computes_its_own_prompts() -> None:
-    prefill, both = with_costs(bare_worker(PREFILL)), with_costs(bare_worker(BOTH, slots=64))
-    both.claimed_slots = 20
-    claim = placement_of([prefill, both]).pick(50, 10)
-    assert not isinstance(claim, NoRoom)
-    assert (claim.prefill, claim.decode, claim.reason) == (both, both, "")
