@@ -118,9 +118,11 @@ def _all_docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _opening(text: str) -> list[str]:
-    """The fault of a docstring's first word, if it has one."""
+    """The faults of a docstring's first word, and of the first words of its further sentences."""
     opening = re.match(rf"({'|'.join(DOCSTRING_OPENINGS)})\b", text, re.IGNORECASE)
-    return [f"begins with {opening[0]}"] if opening else []
+    further = re.findall(r"[.:;]\s+(Of|Whether|So many)\b", text)
+    first = [f"begins with {opening[0]}"] if opening else []
+    return first + [f"a sentence begins with {one}" for one in further]
 
 
 def _phrases(text: str) -> list[str]:
@@ -211,12 +213,17 @@ class Backlog:
 
     def _private(self) -> None:
         """Its own."""
+
+    def shortest(self) -> float:
+        """Seconds of the shortest prompt that waits. Of several, the first."""
 '''
     found = {name: _faults(text) for name, text in _docstrings(ast.parse(source), "file")}
     assert found["file Backlog"][0] == "begins with Of"
     assert any("so long" in fault for fault in found["file Backlog"])
     assert found["file Backlog add"] == ["fewer than five words"]
     assert found["file Backlog total"] == []
-    assert len(found) == 3
+    assert found["file Backlog shortest"] == ["a sentence begins with Of"]
+    assert len(found) == 4
     openings = {line: _opening(text) for line, text in _all_docstrings(ast.parse(source))}
-    assert openings == {"2": ["begins with Of"], "5": [], "8": [], "11": ["begins with Its"]}
+    private = {"11": ["begins with Its"], "14": ["a sentence begins with Of"]}
+    assert openings == {"2": ["begins with Of"], "5": [], "8": []} | private

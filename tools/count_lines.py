@@ -2,7 +2,8 @@
 
     python tools/count_lines.py [COMMIT [COMMIT]]
 
-Of the Python files of production packages but generated ones; without a commit, of the working tree's HEAD.
+Counts Python files of production packages without generated ones; without a commit, of the working tree's
+HEAD.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class BatonError(Exception):
     """A failure with a kind, reported to the caller. The message never contains prompt or output.
 
     `retry_after_s`: when another try may succeed, as a hint to the caller; 0 where no time is better. Unset:
-    1 s for a retryable kind. `cause`: known between Baton's own processes alone. Of a call to a router that
-    failed: `request_id`, its id in the router's log; `traceresponse`, its span as W3C Trace Context writes
+    1 s for a retryable kind. `cause`: known between Baton's own processes alone. For a failed call to a
+    router: `request_id`, its id in the router's log; `traceresponse`, its span as W3C Trace Context writes
     it, empty where traces are off. A router's own errors have neither.
     """
 

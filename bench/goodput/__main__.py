@@ -6,16 +6,15 @@
         [--dtype bf16] [--device cuda|cpu] [--gpus N] [--vllm PYTHON] [--vllm-site DIR] [--slo-headers]
         [--overload RATE] [--protocol http|grpc] [--processes 1] [--images DIR] [--out DIR]
 
-Each arm is started, gets Poisson arrivals at every rate (of each GPU that it has) for --seconds by
-`loadgen run`, and is stopped. Every limit is judged on the same runs; a rate has the same seed in all arms.
-Rates in tables and plots are of the requests that did arrive.
-Of each run it prints the clocks of the GPUs, the processors that were busy and that the host gave to others,
-the first gap (from first to second token) and inter-token latencies, in ms and steps;
-with --protocol grpc also what the router saw of first gaps: until the handoff's report, and from there.
-The table has the rate per GPU at which attainment crosses its goal, interpolated between the rates measured
-on both sides, which it names; DIR has goodput.md, goodput.json, goodput.html with one plot a limit, and each
-run's folder. `python -m bench.goodput report` makes the table again, of several commands together or of one
-that was cut off.
+Each arm is started, gets Poisson arrivals at every rate (of each GPU that it has) for --seconds by `loadgen
+run`, and is stopped. Every limit is judged on the same runs; a rate has the same seed in all arms. Rates in
+tables and plots are of the requests that did arrive. For each run it prints the clocks of the GPUs, the
+processors that were busy and that the host gave to others, the first gap (from first to second token) and
+inter-token latencies, in ms and steps; with --protocol grpc also what the router saw of first gaps: until the
+handoff's report, and from there. The table has the rate per GPU at which attainment crosses its goal,
+interpolated between the rates measured on both sides, which it names; DIR has goodput.md, goodput.json,
+goodput.html with one plot a limit, and each run's folder. `python -m bench.goodput report` makes the table
+again, of several commands together or of one that was cut off.
 
     --arm           [NAME=]KIND[ FLAGS]: vllm (one GPU), both, 2both, 1p1d, 2p1d, 1p1both, ...; FLAGS go to
                     `baton up` or to `vllm serve`. vllm@URL: a server that runs already, whose model is

@@ -13,9 +13,9 @@ from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 class ListenConfig:
     """Addresses and transport of a receiver. `host`: the address that senders are told, at which ports are
     bound too unless `listen_host` names another, such as `::` for all. `transport`: a transport's name, or
-    `auto` for all that this process can use. Of several, grpc uses `port` (0: any free one); `frames_port` is
-    nccl's second port. `nccl`: this process's NCCL; `auth`: what senders must prove to know; `tls`: of
-    connections over gRPC."""
+    `auto` for all that this process can use. Where there are several, grpc uses `port` (0: any free one);
+    `frames_port` is nccl's second port. `nccl`: this process's NCCL; `auth`: what senders must prove to know;
+    `tls`: of connections over gRPC."""
 
     host: str
     port: int = 0

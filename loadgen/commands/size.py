@@ -83,7 +83,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Prints the table; returns 0."""
+    """Prints the table of worker counts; returns the exit code, 0."""
     profile, decoding = _profiles(arguments)
     load = _load(arguments)
     if not all(0 < rate < float("inf") for rate in arguments.rates):

@@ -57,7 +57,7 @@ class Curve:
 
 
 def probe_of(run: Run, rate: float) -> Probe:
-    """The probe of a run at `rate`. Of a run that was stopped early, requests in flight count as never ended:
+    """The probe of a run at `rate`. Requests in flight when a run was stopped early count as never ended:
     they are part of the backlog, and the run had already failed.
     """
     judge = Judge.of(run.settings)

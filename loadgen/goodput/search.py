@@ -88,7 +88,7 @@ class Goodput:
 
 
 class Search:
-    """One search; `add_probe` or `skip` must follow each `next`."""
+    """A search for the goodput, rate by rate; `add_probe` or `skip` must follow each `next`."""
 
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan

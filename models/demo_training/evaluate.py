@@ -3,7 +3,7 @@
     python -m models.demo_training.evaluate --dtype float32 --count 500
     python -m models.demo_training.evaluate --cluster 127.0.0.1:50051 --count 500 --parts copy,json
 
-Of a cluster it also says how many tokens a decode step gave out, by part: how well drafts suit its text.
+For a cluster it also says how many tokens a decode step gave out, by part: how well drafts suit its text.
 
 One JSON object on stdout; progress on stderr. The questions are those of `exam`, the same for everyone.
 """

@@ -1,6 +1,6 @@
 """The questions of the evaluation, drawn from seeds that training never uses.
 
-What can repeat between training and exam is the small talk, which is there to be known by heart, and a sum.
+Only small talk can repeat between training and exam, which is there to be known by heart, and a sum.
 """
 
 from __future__ import annotations

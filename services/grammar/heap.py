@@ -13,7 +13,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def heap_bytes() -> int:
-    """Bytes that are allocated now; 0 where the C library does not say."""
+    """Bytes that the heap of the C library has allocated now; 0 where the library does not report them."""
     try:
         read = ctypes.CDLL(None).mallinfo2
     except AttributeError:

@@ -1,5 +1,5 @@
-"""The admin listeners: AdminService, and over HTTP metrics, probes and the web page. Of several router
-processes one has them."""
+"""The admin listeners: AdminService, and over HTTP metrics, probes and the web page. One of several router
+processes has them."""
 
 from __future__ import annotations
 

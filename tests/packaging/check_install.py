@@ -2,7 +2,7 @@
 
     python check_install.py [-MODULE...] MODULE...
 
-Of a package of Baton's every module is imported, except those that are named with a dash. Prints a line for
+Every module of a package of Baton's is imported, except those that are named with a dash. Prints a line for
 each failure. Needs nothing but Baton, so that it runs where nothing else is installed.
 """
 

@@ -7,12 +7,12 @@ A step with drafts has rows beyond one a slot, and three parts more (`DraftRows`
 
     begin ─ propose, rows for drafts ─ plan ─ layers ─ head ─ draw ─ accept ─ append ─ finish
 
-What the host posts until the head has ended is fetched, and applied where the next step begins. A read of
-host memory takes 4 µs, which the sampler hides. Before a step that nothing runs ahead of, `fetch` is a graph
-of its own.
+Entries that the host posts until the head has ended are fetched, and applied where the next step begins. A
+read of host memory takes 4 µs, which the sampler hides. Before a step that nothing runs ahead of, `fetch` is
+a graph of its own.
 
 A bucket has two graphs: one for greedy and plain temperature sampling, one with the full sampler
-(`graph_sampler`). What drafts have besides is launched only where slots may have several rows.
+(`graph_sampler`). Kernels for drafts are launched only where slots may have several rows.
 """
 
 from __future__ import annotations

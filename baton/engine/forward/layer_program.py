@@ -3,8 +3,7 @@
     embed ─▶ ( norm ─ qkv ─ attend ─ output + residual
                norm ─ gate, up ─ activation ─ down + residual ) a layer
 
-What differs between prefill and decode is passed in: how attention is computed, and by which kernels
-products.
+Attention and the kernels of products differ between prefill and decode, and are passed in.
 """
 
 from __future__ import annotations

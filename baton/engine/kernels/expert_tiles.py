@@ -35,8 +35,8 @@ def space_bytes(
     rows: int, top_k: int, experts: int, hidden: int, inner: int, element_bytes: int, *, codes: bool = False
 ) -> int:
     """Bytes that mixtures need beside the workspace of a pass of up to `rows` rows: `ExpertsSpace`. `codes`:
-    rows become codes. Of rows in 16 bits, up to LIBRARY_ROWS have memory for their results; those of more
-    rows are allocated by the library."""
+    rows become codes. Rows in 16 bits, up to LIBRARY_ROWS of them, have memory for their results; those of
+    more rows are allocated by the library."""
     tile_rows = rows_of_tile(rows)
     places = most_tiles(rows, top_k, experts, tile_rows) * tile_rows
     results = rows * top_k

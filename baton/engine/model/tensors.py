@@ -75,8 +75,8 @@ def parameter_counts(config: ModelConfig) -> tuple[int, int]:
 
 
 def least_rows(config: ModelConfig, dense_rows: int) -> int:
-    """Rows of a pass that take no longer than fewer, since the weights are read in any case; `dense_rows`:
-    of a model whose rows are multiplied by all weights. Of a mixture's passes all experts are read, and each
+    """Rows of a pass that take no longer than fewer, since the weights are read in any case; `dense_rows`: of
+    a model whose rows are multiplied by all weights. In passes of a mixture all experts are read, and each
     row has the arithmetic of those that it takes."""
     return round(dense_rows * total_weights(config) / active_weights(config))
 

@@ -182,8 +182,8 @@ def random_ranks(
     progress: Progress = _ignore_progress,
     formats: Formats = UNQUANTIZED,
 ) -> list[dict[str, Weight]]:
-    """Weights as a function of configuration, seed and tensor name alone: the same on every device. Of
-    several devices each gets its part of the model.
+    """Weights as a function of configuration, seed and tensor name alone: the same on every device. Each of
+    several devices gets its part of the model.
 
     Norms are 1, biases small; matrices are uniform with a gain at which greedy text varies rather than loops,
     and then quantised where `formats` has them. `progress` is called with bytes drawn and bytes in all.

@@ -214,8 +214,9 @@ class Exchange:
 
     @contextmanager
     def solo(self) -> Iterator[None]:
-        """Lets every device run alone meanwhile: no node waits for another, nor touches its memory, and sums
-        are of its own parts. For first launches and captures, which a device makes for itself.
+        """Lets every device run alone while the context is open: no node waits for another device or touches
+        its memory, and sums are of its own parts. For first launches and captures, which a device makes for
+        itself.
 
         All devices are idle when it begins and when it ends; counters and flags are equal afterwards.
         """

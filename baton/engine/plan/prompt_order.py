@@ -1,11 +1,11 @@
 """Orders prompts: the shortest first, and others before them as their TTFT limits require. Torch-free.
 
-Of the prompts with limits as many as possible are kept in time, the longest given up first (J. M. Moore, "An
-n job, one machine sequencing algorithm for minimizing the number of late jobs", Management Science 15(1),
-1968). Kept ones run by the earliest deadline where they must; as long as none of them would be late for it,
-what is shorter goes before them (slack stealing: Lehoczky and Ramos-Thuel, "An optimal algorithm for
-scheduling soft-aperiodic tasks in fixed-priority preemptive systems", RTSS 1992). One that is given up has no
-precedence any more: it waits like a prompt without a limit.
+As many prompts with limits as possible are kept in time, the longest given up first (J. M. Moore, "An n job,
+one machine sequencing algorithm for minimizing the number of late jobs", Management Science 15(1), 1968).
+Kept ones run by the earliest deadline where they must; as long as none of them would be late for it, what is
+shorter goes before them (slack stealing: Lehoczky and Ramos-Thuel, "An optimal algorithm for scheduling
+soft-aperiodic tasks in fixed-priority preemptive systems", RTSS 1992). One that is given up has no precedence
+any more: it waits like a prompt without a limit.
 """
 
 from __future__ import annotations

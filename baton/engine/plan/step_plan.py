@@ -55,9 +55,9 @@ class StepPlan:
     `decode`: the rows of a decode step, which shares the launch where there are chunks, too; None: no decode
     step. `reason`: why now, for a reader.
 
-    Of plans with chunks. `expected_s`: predicted seconds of all of it; `decode_s`: what the decode step would
-    take by itself; both 0 before anything was measured. `follows`: it runs right behind a launch of both,
-    with no decode step between. `more_waits`: prompts that have blocks are left over for the next one.
+    For plans with chunks: `expected_s`: predicted seconds of all of it; `decode_s`: what the decode step
+    would take by itself; both 0 before anything was measured. `follows`: it runs right behind a launch of
+    both, with no decode step between. `more_waits`: prompts that have blocks are left over for the next one.
     """
 
     chunks: tuple[Chunk, ...] = ()

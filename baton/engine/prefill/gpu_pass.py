@@ -10,7 +10,7 @@ Rows of a decode step may join (`forward.joined_rows`), as in the mixed batches 
 once, and each has its own attention. Prompts have padding, so that both make a number of rows that products
 have.
 
-Of several devices each has a pass of its own (`prefill.group_pass`), whose step begins and ends with a node
+Each of several devices has a pass of its own (`prefill.group_pass`), whose step begins and ends with a node
 of the exchange; behind each attention and MLP all add up what they have.
 """
 

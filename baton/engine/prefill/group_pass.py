@@ -59,7 +59,7 @@ class GroupPass:
             one.row_times = self.row_times
 
     def capture(self, bounds: GraphBounds | None = None) -> None:
-        """Makes graphs on each device: see `PrefillPass.capture`."""
+        """Captures CUDA graphs on each device; see `PrefillPass.capture`."""
         for one in self.passes:
             with on_device(one.device):
                 one.capture(bounds)

@@ -39,9 +39,9 @@ class History:
         return self.length // 2
 
     def fill(self, slot: int, token_ids: Sequence[int], prediction: Sequence[int] = ()) -> None:
-        """Begins a sequence, its tokens by one copy; it stands when this returns, for every stream. Of a
-        prediction that is longer than `most_predicted` the beginning is kept, of `token_ids` as many of the
-        last as the ring holds."""
+        """Begins a sequence, its tokens by one copy; it stands when this returns, for every stream. A
+        prediction longer than `most_predicted` keeps its beginning; `token_ids` keep as many of their last as
+        the ring holds."""
         fixed, count = min(len(prediction), self.most_predicted), len(token_ids)
         ring = self.length - fixed
         kept = min(count, ring)

@@ -1,8 +1,8 @@
 """The lookahead table: how outputs of a tenant's earlier requests went on, for its next ones.
 
-Of each output that has ended, each place is filled in with the 7 tokens behind it, by its last 7, 5 and 3
-tokens (`lookahead_cells`). Another sequence of the tenant with the same last tokens gets them as drafts. What
-is learned lies in one array of fixed size on the device, which dies with the worker.
+Each place of an output that has ended is entered with the 7 tokens behind it, by its last 7, 5 and 3 tokens
+(`lookahead_cells`). Another sequence of the tenant with the same last tokens gets them as drafts. What is
+learned lies in one array of fixed size on the device, which dies with the worker.
 
 Tenants are kept apart by the keys: each has a seed of its own, a digest of its name and the model with a
 secret that is drawn when the table is made. So no request's latency tells what another tenant was answered.

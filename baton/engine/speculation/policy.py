@@ -1,8 +1,8 @@
 """Chooses how many rows the next decode step has for drafts, and how many drafts each slot may have, by what
 they cost and what they bring. Torch-free.
 
-Of the sizes that steps with drafts have, and none, the one with which most sequences keep their own TPOT
-limits, and of equals the one that makes most tokens a second:
+It takes the number of rows, none included, with which most sequences keep their own TPOT limits, and among
+equals the one that makes most tokens a second:
 
     tokens of a sequence = 1 + sum over its drafts of (share that gets a row x chance that all so far hold)
     its time per token   = seconds of the step / tokens
@@ -11,8 +11,8 @@ A size's rows go to the drafts that are likeliest to hold (`RankedDrafts`), so t
 has fewer and one whose drafts hold has more. Where a limit is stated, a step with drafts takes no longer than
 1.25 times the tightest one, so that requests whose text does not repeat do not pay for those whose text does.
 
-What fails is tried again: where no drafts are worth their rows one step of 64 is with drafts nevertheless,
-which proposes and verifies them; where some are, each slot may have one in one choice of 8 at least.
+Drafts that fail are tried again: where none are worth their rows, one step of 64 still has drafts; where some
+are, each slot may have one in at least one choice of 8.
 """
 
 from __future__ import annotations

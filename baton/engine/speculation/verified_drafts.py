@@ -31,7 +31,7 @@ class VerifiedDrafts:
 
     def add(self, advanced: npt.NDArray[np.int64]) -> None:
         """Adds what steps did. `advanced` [slots, fields]: by how much the lines of slots that moved were
-        advanced, in the order of `Progress`. Of several steps of a slot the drafts are taken to be as many in
+        advanced, in the order of `Progress`. Several steps of one slot are taken to have as many drafts
         each."""
         steps = advanced[:, _STEPS]
         self.steps += int(steps.sum())

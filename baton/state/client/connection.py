@@ -230,8 +230,8 @@ class Connection:
             _log.info("redis_available", redis=str(self._endpoint), seconds=round(seconds, 3))
 
     def _failed(self, call: _Call, error: Exception) -> BatonError:
-        """Counts and translates an error. Of a call that began before the last answer it is no sign of an
-        outage."""
+        """Counts and translates an error. The error of a call that began before the last answer is no sign of
+        an outage."""
         failure = translate(error, str(self._endpoint))
         self._counters.calls_failed += 1
         if failure.kind is not ErrorKind.INTERNAL and not self._closed:

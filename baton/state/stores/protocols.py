@@ -76,9 +76,9 @@ class Quotas(Protocol):
 
         A limit of a minute is a bucket that is full at first. All that routers hold and what is left is never
         more than one minute's amount. A router gets half of an equal share of it, all if it is alone, and
-        more if it wants more and more is left. Of slots, routers together never hold more than there are.
-        `known`: the number of routers by the last answer; a store that has lost its memory shares by that.
-        At most MAX_REBALANCED tenants per call.
+        more if it wants more and more is left. Routers together never hold more slots than there are.
+        `known`: the number of routers by the last answer; a store that has lost its memory shares by that. At
+        most MAX_REBALANCED tenants per call.
         """
 
     async def withdraw(self, router: str) -> None:

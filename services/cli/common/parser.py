@@ -50,8 +50,8 @@ def refuse(program: str, message: str) -> NoReturn:
 
 
 def nearest(name: str, known: Mapping[str, str] | Sequence[str]) -> str:
-    """Returns ", did you mean …?" if a known name is near to one that is not, else nothing. Of a mapping, the
-    value is shown."""
+    """Returns ", did you mean …?" if a known name is near to one that is not, else nothing. For a mapping,
+    the value is shown."""
     found = difflib.get_close_matches(name, list(known), 1, 0.7)
     if not found:
         return ""

@@ -234,7 +234,7 @@ def headline(router: router_pb2.RouterStatus) -> Text:
 
 
 def rates_line(router: router_pb2.RouterStatus) -> Text:
-    """Running and waiting requests, and the rates of the window."""
+    """The line of running and waiting requests, and of rates within the window."""
     return Text.assemble(
         f"{short_count(router.running)} running, {short_count(router.waiting)} waiting; ",
         f"last {router.window_s:.0f} s: ",

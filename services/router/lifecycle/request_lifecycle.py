@@ -270,8 +270,8 @@ class RequestLifecycle:
 
     def _count_failure(self, error: BatonError, *, counts: bool) -> None:
         """Takes a failed attempt; raises if another one could not succeed or, where it `counts`, would be one
-        too many. Of what a worker refuses as invalid only a grammar is the client's: all else was checked
-        before."""
+        too many. A refusal as invalid by a worker is the client's fault for a grammar alone: all else was
+        checked before."""
         if (
             isinstance(error, WorkerError)
             and error.kind is ErrorKind.INVALID

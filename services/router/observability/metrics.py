@@ -302,8 +302,8 @@ def register_metrics(router: Status, registry: CollectorRegistry, *, aliases: bo
 
 
 def metrics_route(registry: CollectorRegistry, siblings: SiblingQuestions) -> Route:
-    """`GET /metrics`: Prometheus text or OpenMetrics, by the Accept header. Of several processes every series
-    has the label `process`: counters of one that is replaced start from 0, which a sum would hide."""
+    """`GET /metrics`: Prometheus text or OpenMetrics, by the Accept header. With several processes every
+    series has the label `process`: counters of one that is replaced start from 0, which a sum would hide."""
 
     async def answer(request: HttpRequest) -> Response:
         shown = registry

@@ -9,16 +9,16 @@ first. Where late requests are refused, one with a limit is placed on none of th
 have limits as tight, a request that has time until its first token waits for room under its limit, and one
 that is late while others would miss theirs: so bursts are smoothed, and fewer miss their limits.
 
-Of prefill workers the one with the earliest predicted first token is chosen, by measured costs; before any
-are known, the one with the fewest tokens queued there, less the prompt's cached tokens. So the longest cached
-prefix wins, unless that worker's queue is longer by more than the hits save.
+The prefill worker with the earliest predicted first token is chosen, by measured costs; before any are known,
+the one with the fewest tokens queued there, less the prompt's cached tokens. So the longest cached prefix
+wins, unless that worker's queue is longer by more than the hits save.
 
 A combined worker that exchanges sequences with others may compute a prompt for itself or leave it to another
-(conditional disaggregation). Of both ways the one is taken that delays requests less, all together: the
-prompt itself, those that wait behind it, and those that the worker decodes, whose steps take longer
-meanwhile. So it computes short or mostly cached prompts, prompts while it decodes little, and what would
-otherwise wait for long. A prompt whose best worker has a full queue waits for it rather than go to one that
-decodes. Where all workers are combined, `prefill_division` says which compute prompts.
+(conditional disaggregation). Placement takes the way that delays requests less, all together: the prompt
+itself, those that wait behind it, and those that the worker decodes, whose steps take longer meanwhile. So it
+computes short or mostly cached prompts, prompts while it decodes little, and what would otherwise wait for
+long. A prompt whose best worker has a full queue waits for it rather than go to one that decodes. Where all
+workers are combined, `prefill_division` says which compute prompts.
 
 Among pairs that are equal by this, one of the same group is chosen: workers of one container, between which
 blocks need no network.

@@ -19,8 +19,8 @@ class LeasedBucket:
     """Replaces a `TokenBucket` where routers share a limit: calls are judged by what this router holds,
     without a question to the store.
 
-    What it holds is a lease that is rebalanced in the background. Before the first rebalance, and while Redis
-    is away, it refills by itself at this router's part of the rate; what it uses of that is reported with the
+    Its amount is a lease that is rebalanced in the background. Before the first rebalance, and while Redis is
+    away, it refills by itself at this router's part of the rate; what it uses of that is reported with the
     next rebalance. A call for more than a router usually holds is admitted once it holds its usual part, and
     the rest is a debt: all routers wait until it is refilled.
     """

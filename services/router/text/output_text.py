@@ -8,7 +8,7 @@ from services.router.text.stop_strings import StopStrings
 
 
 class OutputText:
-    """Takes the output's tokens one by one.
+    """Turns an output's tokens, taken one by one, into text.
 
     Stop strings count from `min_tokens` on: the text of earlier tokens is not part of a match.
     """

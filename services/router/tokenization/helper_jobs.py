@@ -76,8 +76,8 @@ def response(
     """POST /v1/responses: the body without input, then the prompt's ids, an empty text, and the items that
     are stored with the response; empty unless it is stored. `stores`: whether responses are.
 
-    Of a body that continues a response: itself, packed, and that response's id. It comes again with the items
-    of that response, `earlier`, and is `judged` then: it was read and checked before.
+    For a body that continues a response: the body, packed, and that response's id. It comes again with the
+    items of that response, `earlier`, and is `judged` then: it was read and checked before.
     """
     body = ResponsesBody.unpacked(data) if judged else ResponsesBody.read(data, limits.max_context_tokens)
     if not judged:

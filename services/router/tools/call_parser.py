@@ -2,10 +2,11 @@
 
     text ─▶ opening ─▶ a call ─▶ separator or closing ─▶ a call, or text
 
-What is found is a function of the text alone: neither of how it is cut nor of whether it comes as a whole.
-Each call stands for itself. One is passed on from where its name is a tool's and its arguments have begun;
-where it breaks before that, its opening is text and the search goes on behind it, and where it breaks later,
-behind that place. White space before a call belongs to it; all else that is no call is content, as it is.
+The calls that are found depend on the text alone, neither on how it is cut nor on whether it comes as a
+whole. Each call stands for itself. One is passed on from where its name is a tool's and its arguments have
+begun; where it breaks before that, its opening is text and the search goes on behind it, and where it breaks
+later, behind that place. White space before a call belongs to it; all else that is no call is content, as it
+is.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class ToolFamily:
         return Grammar(grammar="\n".join(rules))
 
     def _call(self, number: int, tool: Tool, special_ids: Mapping[str, int]) -> str:
-        """A call. One that is forced is JSON where tags are usual as well: a schema describes JSON, and no
-        text between tags."""
+        """The grammar's rule for one tool call. A forced call is JSON also in families that usually write
+        tags, since a schema describes JSON, and no text between tags."""
         schema = schema_text({**tool.parameters, "x-guidance": {"whitespace_pattern": " ?"}})
         if self.syntax is Syntax.NAMED:
             return f"call_{number}: {_literal(tool.name + ARGUMENTS, special_ids)} %json {schema}"

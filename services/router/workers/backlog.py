@@ -6,8 +6,8 @@ is coarse and cheap: of a prompt that comes now, those go first that take no lon
 due before it and would be late otherwise. If it would be late then, only those go first that are due before
 it, as long as that makes none late that is due after it. What has been computed is taken to be of the oldest.
 
-Of the prompts of a router's other processes only seconds by length are known (`SecondsByLength`): shorter
-ones go first, and where those go first that are due before, all of them do.
+Prompts of a router's other processes are known by seconds and length alone (`SecondsByLength`): shorter ones
+go first, and where those go first that are due before, all of them do.
 """
 
 from __future__ import annotations

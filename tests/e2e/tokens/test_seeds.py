@@ -296,9 +296,9 @@ async def draw_pairs(cluster: Cluster, ask: SampledAsk, draws: int) -> list[tupl
 def p_value(ask: SampledAsk, drawn: Sequence[tuple[list[float], tuple[int, ...], int]]) -> float:
     """Chi-square of how often the token of each rank was drawn; 0 for a draw that cannot be.
 
-    Of each draw the raw logits, the output before it, and the token. They may be of different
-    distributions (after different tokens): ranks are counted over all of them, which only makes the test
-    more lenient. Rare ranks share one bin.
+    Each draw is given by the raw logits, the output before it, and the token. They may be of different
+    distributions (after different tokens): ranks are counted over all of them, which only makes the test more
+    lenient. Rare ranks share one bin.
     """
     expected, observed = np.zeros(VOCAB_SIZE), np.zeros(VOCAB_SIZE)
     known: dict[tuple[int, ...], Floats] = {}

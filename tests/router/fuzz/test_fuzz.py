@@ -1,7 +1,8 @@
 """Thousands of random requests to both ports before fake workers.
 
-Of a request that both APIs can say, both say the same: the same kind of refusal for the same field, or the
-same text. Whatever comes, no answer is a server's error but 503 with Retry-After, and nothing stays held.
+Both APIs give the same answer to a request that both can express: the same kind of refusal for the same
+field, or the same text. Whatever comes, no answer is a server's error but 503 with Retry-After, and nothing
+stays held.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def _scaled_library(out: Tensor, codes: Tensor, scales: Tensor, product: Product
 
 
 def _scales_rows(codes: Tensor, bias: Tensor | None) -> bool:
-    """True if the library applies the scales of rows, and the bias. Of few rows it is faster without, and
+    """True if the library applies the scales of rows, and the bias. With few rows it is faster without, and
     bfloat16 has room for the sums of codes."""
     return bias is not None or codes.shape[0] > MOST_UNSCALED_ROWS
 

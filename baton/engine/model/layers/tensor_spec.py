@@ -87,8 +87,8 @@ def linear_specs(
     order: tuple[int, ...] | None = None,
     gain: float = 2.0,
 ) -> Iterator[TensorSpec]:
-    """A projection's weight and bias. Of one that is divided by columns the first rank alone has the bias,
-    which is added to the sum of all ranks once."""
+    """A projection's weight and bias. Where the weight is divided by columns, the first rank alone has the
+    bias, which is added to the sum of all ranks once."""
 
     def part(kind: str, shape: tuple[int, ...], shard: Shard) -> TensorSpec:
         pack_name = pack and f"{pack}.{kind}"

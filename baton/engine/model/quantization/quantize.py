@@ -35,7 +35,7 @@ def quantize(weight: Tensor, weight_format: WeightFormat) -> QuantizedWeight:
 
 
 def _int4(groups: Tensor, weight_format: WeightFormat, columns: int) -> QuantizedWeight:
-    """groups [N, groups, width]. Of symmetric codes, -8 to 7, the largest element takes the end that has one
+    """groups [N, groups, width]. Symmetric codes are -8 to 7: the largest element takes the end that has one
     more of them, so scales may be negative."""
     tiny = torch.finfo(torch.float32).tiny
     if weight_format.zeros:

@@ -83,7 +83,7 @@ class Body(BaseModel):
 
     @classmethod
     def read(cls, data: bytes | bytearray, context: int) -> Self:
-        """Parses and validates the bytes of a body. `context`: the most tokens of a request.
+        """Parses and validates the bytes of a body. `context`: tokens that a request may have at most.
 
         Raises FieldError, which names the first invalid field, and never contains a value: that may be part
         of a prompt.

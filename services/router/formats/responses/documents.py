@@ -1,7 +1,7 @@
 """POST /v1/responses: the response object, and the events of a stream.
 
 Logprobs come with the whole response, or with the deltas of a stream; the last events of a stream repeat its
-text but not its logprobs. Of an output with calls or reasoning they are those of all its tokens, and come
+text but not its logprobs. For an output with calls or reasoning they are those of all its tokens, and come
 with its text.
 """
 

@@ -31,7 +31,7 @@ def tune_products(
     """Completes this machine's table for the decode steps of a model, before its weights are loaded.
 
     Returns at once where nothing is to be measured: on a CPU, in mode `exact`, with `tune` off, in float64,
-    or where a table has all shapes. Of several workers that start on one machine, one measures and the others
+    or where a table has all shapes. One of several workers that start on one machine measures, and the others
     wait for it. Where the folder of compiled kernels cannot be written it measures nothing.
     """
     exact = engine.numerics == "exact"

@@ -151,7 +151,7 @@ def deliver(
     """Writes the result of an item that is alone, else its part; the program that arrives last joins them.
 
     `row`: the first of the item's rows; `queries` of the QUERIES are there. sums [I, ROWS · HEADS, DIM],
-    scales [I, ROWS · HEADS, 2]. Of one row: QUERIES_POWER is the least power of two that has room for its
+    scales [I, ROWS · HEADS, 2]. For one row: QUERIES_POWER is the least power of two that has room for its
     queries, COMBINED how many parts are joined at once.
     """
     d = tl.arange(0, DIM_PADDED)

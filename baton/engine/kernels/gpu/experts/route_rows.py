@@ -4,7 +4,7 @@ A program multiplies a tile of rows by a part of the router, on the matrix units
 programs to arrive has all logits of its rows, and takes their softmax and the best experts. A row's result
 depends on the tiles (`RouterTuning`) alone, neither on its place nor on the other rows.
 
-Of few rows a program multiplies one by a smaller part (`route_row`), so that more programs read the router.
+With few rows a program multiplies one by a smaller part (`route_row`), so that more programs read the router.
 
 Where all rows are one tile, the last program gathers their entries into the tiles of the experts' products
 too, in place of `align_rows`: each expert that is taken has one.

@@ -9,7 +9,7 @@ split among programs; the last to arrive adds the parts up in their order, so a 
 depend on who was fast. A row's result depends on the tiles (`SkinnyTuning`) and on nothing else: not on
 how many rows there are, nor on its place among them.
 
-Tiles of x have a power of two of rows. Of 96 rows there are two, 64 and 32, side by side in one program,
+Tiles of x have a power of two of rows. 96 rows are in two tiles, 64 and 32, side by side in one program,
 which multiplies both by each tile of W: W is still read once.
 """
 

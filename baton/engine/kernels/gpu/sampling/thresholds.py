@@ -315,7 +315,7 @@ def _search_candidates(
 
 class SearchSpace:
     """Scratch and results of a threshold search, for up to R rows: it finds `cuts` [R] float32, the least
-    logit kept, and `floors` [R] float64, the least (logit / temperature) that min-p keeps. Of rows with
+    logit kept, and `floors` [R] float64, the least (logit / temperature) that min-p keeps. For rows with
     top-k, `quads` and `counts` list wherever a token was kept."""
 
     def __init__(self, rows: int, vocab: int, chunk: int, device: torch.device) -> None:
