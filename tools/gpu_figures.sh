@@ -4,24 +4,42 @@
 #     tools/gpu_figures.sh OUT SECONDS [PART...]
 #
 # OUT gets a log a part; the last lines of each are printed. A part that the SECONDS left do not suffice for is
-# named and skipped. BASE=TREE also measures `steps` with the sources of an older commit, alternating with these.
-# Without PARTs all of one GPU run, in this order, proofs before the figures that rest on them. Others run where they
-# are named: `experts-more`, `gpus-tables`, and `gpus`, which needs two GPUs of one host.
+# named and skipped. BASE=TREE also measures `steps` with the sources of an older commit, alternating with these;
+# PROCESSES is how many run tests at once. Without PARTs all of one GPU run, in this order, proofs before the figures
+# that rest on them. Others run where they are named: `wide`, `wide-table`, `drafts-attention`, `experts-budget`,
+# `experts-more`, `gpus-tables`, and of two GPUs of one host `gpus` and `gpus-steps`. `gpu_session.sh` has what half an
+# hour on two GPUs is for.
 set -uo pipefail
 
 out=$1 ends=$((SECONDS + $2))
 shift 2
-wanted=" ${*:-numbers drafts-exact drafts-rows drafts-text table steps experts-exact experts experts-tunings tests} "
+wanted=" ${*:-numbers drafts-exact drafts-rows drafts-rows-fp8 drafts-text table steps experts-exact experts-tokens \
+    experts experts-tunings tests} "
+[[ $wanted != *" experts "* ]] || wanted+="experts-table experts-bf16 experts-fp8 "
+[[ $wanted != *" tests "* ]] || wanted+="tests-alone tests-clusters tests-kvtransfer tests-engine "
 mkdir -p "$out"
 model=(--shape llama-3.1-8b --dtype bf16)
 mixture=(--shape qwen3-30b-a3b)
+processes=${PROCESSES:-$(($(nproc) > 8 ? $(nproc) - 4 : 4))}
+export processes
+# An interrupted pytest still says what has failed.
+STOP=INT GRACE=15
 
 # shellcheck source=tools/parts.sh
 source "$(dirname "$0")/parts.sh"
 
-test_on_gpu() { pytest -v -p no:cacheprovider -p no:benchmark -m gpu --tb=short -rfE "$@"; }
-test_here() { pytest -p no:cacheprovider -p no:benchmark -m "not multigpu" --tb=short -rfE "$@"; }
-export -f test_on_gpu test_here
+# With each test's name, so that a run that is cut off has those that have failed: twice -v, as pyproject.toml has -q.
+options="-vv -p no:cacheprovider -p no:benchmark --tb=short -rfE"
+export options
+# shellcheck disable=SC2086
+test_on_gpu() { pytest $options -m "gpu and not whole_gpu" "$@"; }
+# shellcheck disable=SC2086
+test_alone() { pytest $options -m whole_gpu "$@"; }
+# shellcheck disable=SC2086
+test_here() { pytest $options -m "not multigpu and not whole_gpu" "$@"; }
+# shellcheck disable=SC2086
+test_on_gpus() { CUDA_MODULE_LOADING=EAGER pytest $options -s -m multigpu "$@"; }
+export -f test_on_gpu test_alone test_here test_on_gpus
 
 steps_of() {
     run "$1-decode" 60 env -C "$2" PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" python -m bench.decode "${model[@]}" --batch 1,32,64,256 --json
@@ -37,8 +55,12 @@ if wants drafts-exact; then
 fi
 if wants drafts-rows; then
     run drafts-rows 150 python -m bench.decode "${model[@]}" --rows-per-slot 1,2,4,8 --batch 1,8,32,64,128 --json
+fi
+if wants drafts-rows-fp8; then
     run drafts-rows-fp8 150 python -m bench.decode "${model[@]}" --quantization fp8 --kv-dtype fp8 \
         --rows-per-slot 1,2,4,8 --batch 1,8,32,64,128 --json
+fi
+if wants drafts-attention; then
     run drafts-attention 60 python -m bench.decode attention --runs 1x1152,8x1152,32x1152,64x1152,128x1152 \
         --rows 2,4,8 --json
 fi
@@ -58,8 +80,18 @@ if wants steps; then
     done
 fi
 if wants numbers; then
-    run numbers 240 bash -c 'test_on_gpu -n 12 --dist load tests/engine/decode/test_gpu_numbers.py \
-        tests/engine/kernels/gpu/attention/test_gpu_codes.py tests/engine/kernels/gpu/attention/test_slot_attention.py'
+    run numbers 240 bash -c 'test_on_gpu -n $((processes < 12 ? processes : 12)) --dist load --maxschedchunk 1 \
+        tests/engine/decode/test_gpu_numbers.py tests/engine/kernels/gpu/attention/test_gpu_codes.py \
+        tests/engine/kernels/gpu/attention/test_slot_attention.py'
+fi
+# Products whose multiprocessors share tiles of x: their tests, then a table that has them where they are the fastest.
+if wants wide; then
+    run wide-tests 120 bash -c 'test_on_gpu -n $((processes < 12 ? processes : 12)) --dist load \
+        tests/engine/kernels/gpu/gemm/test_wide_product.py'
+fi
+if wants wide-table; then
+    run wide-table 180 python -m bench.decode products "${model[@]}" --buckets 96,128 --again --unproven --write
+    cp baton/engine/gemm_dispatch/tables/*.json "$out"
 fi
 if wants experts-exact; then
     # These files' tests use a GPU where there is one.
@@ -68,9 +100,10 @@ if wants experts-exact; then
     run experts-passes 240 bash -c 'test_here -n 8 --dist load -k "moe or mixture" tests/engine/decode/test_gpu_pass.py \
         tests/engine/prefill/test_gpu_pass.py tests/engine/prefill/test_gpu_numerics.py \
         tests/engine/prefill/test_gpu_graphs.py'
+fi
+if wants experts-tokens; then
     run experts-tokens 240 bash -c 'test_on_gpu -n 8 --dist load -s -k "moe or mixtral" tests/engine/test_gpu_tokens.py \
         tests/engine/decode/test_gpu_logits.py'
-    run experts-memory 90 bash -c 'test_on_gpu -s tests/engine/model/test_mixture_memory.py'
 fi
 # table SHAPE [OPTION...]: products that the tables lack, in bf16 and in fp8; OUT gets the tables as well.
 table() {
@@ -79,26 +112,33 @@ table() {
     cp baton/engine/gemm_dispatch/tables/*.json "$out"
 }
 
-if wants experts; then
-    table qwen3-30b-a3b
-    for format in bf16 "bf16 --quantization fp8 --kv-dtype fp8"; do
-        # shellcheck disable=SC2086
-        run "experts-decode-${format##* }" 150 python -m bench.decode "${mixture[@]}" --dtype $format \
-            --batch 1,8,32,64,128 --json
-    done
-    for format in bf16 "bf16 --quantization fp8"; do
-        # shellcheck disable=SC2086
-        run "experts-prefill-${format##* }" 120 python -m bench.prefill "${mixture[@]}" --dtype $format \
-            --prompts 1x1024,8x1024,1x8192 --profile --json
-    done
+! wants experts-table || table qwen3-30b-a3b
+# experts FORMAT OPTION...
+experts() {
+    run "experts-decode-$1" 150 python -m bench.decode "${mixture[@]}" --dtype bf16 "${@:2}" --batch 1,8,32,64,128 --json
+}
+# prompts FORMAT OPTION...
+prompts() {
+    run "experts-prefill-$1" 120 python -m bench.prefill "${mixture[@]}" --dtype bf16 "${@:2}" \
+        --prompts 1x1024,8x1024,1x8192 --profile --json
+}
+if wants experts-bf16; then
+    experts bf16
+    prompts bf16
+fi
+if wants experts-fp8; then
+    experts fp8 --quantization fp8 --kv-dtype fp8
+    prompts fp8 --quantization fp8
 fi
 if wants experts-tunings; then
     run experts-tunings 240 python -m bench.decode experts --json
     run experts-tunings-fp8 200 python -m bench.decode experts --quantization fp8 --json
-    run experts-budget 100 python -m bench.decode "${mixture[@]}" --dtype bf16 --budget --batch 1,8,64 --json
     table mixtral-8x7b
     run experts-mixtral 120 python -m bench.decode --shape mixtral-8x7b --dtype bf16 --quantization fp8 \
         --kv-dtype fp8 --batch 1,8,32,64,128 --json
+fi
+if wants experts-budget; then
+    run experts-budget 100 python -m bench.decode "${mixture[@]}" --dtype bf16 --budget --batch 1,8,64 --json
 fi
 if wants experts-more; then
     run experts-mixed 90 python -m bench.decode "${mixture[@]}" --dtype bf16 --batch 32 --mixed 512,2048 --json
@@ -107,16 +147,26 @@ if wants experts-more; then
     run experts-served 420 python -m bench.cluster gpu --topology both "${mixture[@]}" --streams 1,16,64 \
         --prompts 1024 --up=--log-level --up=info --json
 fi
-# Folder by folder, so that each has a summary with what failed, and with each test's name, so that one that is cut
-# off has it too; those that start clusters run few at a time, those that measure memory alone.
-if wants tests; then
-    run tests-memory 120 bash -c 'test_on_gpu tests/engine/test_gpu_memory.py tests/engine/model/test_mixture_memory.py'
+# Those that need the GPU to themselves, one after the other; those that start clusters run few at a time.
+if wants tests-alone; then
+    run tests-alone 240 bash -c 'test_alone tests/engine'
+fi
+if wants tests-clusters; then
     run tests-clusters 240 bash -c 'test_on_gpu -n 4 tests/e2e tests/worker tests/engine/test_gpu.py'
+fi
+if wants tests-kvtransfer; then
     run tests-kvtransfer 150 bash -c 'test_on_gpu -n 6 tests/kvtransfer tests/device'
-    # Most of their time goes to compiling.
-    run tests-engine 600 bash -c 'test_on_gpu -n $(($(nproc) - 4)) --dist load --maxschedchunk 1 tests/engine \
-        --deselect tests/engine/test_gpu.py --deselect tests/engine/test_gpu_memory.py \
-        --deselect tests/engine/model/test_mixture_memory.py'
+fi
+# Most of their time goes to compiling. Those of `numbers` and `wide` are left out; as many models of published widths
+# as there are processes would not fit on a GPU.
+if wants tests-engine; then
+    run tests-engine 600 bash -c 'test_on_gpu -n $processes --dist load --maxschedchunk 1 \
+        tests/engine/prefill tests/engine/model tests/engine/decode tests/engine/executor tests/engine/speculation \
+        tests/engine/sampling tests/engine/shared_memory tests/engine/test_gpu_tokens.py \
+        tests/engine/test_gpu_requests.py tests/engine/kernels/gpu/speculation tests/engine/kernels/gpu/experts \
+        tests/engine/kernels/gpu/gemm tests/engine/kernels/gpu/attention/test_write_kv.py \
+        --deselect tests/engine/decode/test_gpu_numbers.py \
+        --deselect tests/engine/kernels/gpu/gemm/test_wide_product.py'
 fi
 # On one GPU, for a worker of two.
 if wants gpus-tables; then
@@ -124,12 +174,16 @@ if wants gpus-tables; then
     table llama-3.1-70b --tensor-parallel 2
 fi
 if wants gpus; then
+    run gpus-links 200 bash -c 'test_on_gpus tests/worker/engine/test_gpus_links.py tests/engine/memory'
+    run gpus-tokens 180 bash -c 'test_on_gpus tests/engine/parallel/test_gpus_decode.py'
+    run gpus-faults 180 bash -c 'test_on_gpus tests/e2e/faults/test_failing_exchange.py'
+    run gpus-prompts 120 bash -c 'test_on_gpus tests/engine/parallel/test_gpus_prefill.py \
+        tests/worker/engine/test_divided_steps.py'
+    run gpus-exchange 120 bash -c 'test_on_gpus tests/engine/parallel/test_gpus_exchange.py \
+        tests/engine/parallel/test_gpus_calls.py'
+fi
+if wants gpus-steps; then
     export CUDA_MODULE_LOADING=EAGER
-    run gpus-exchange 150 pytest -p no:cacheprovider -s -m multigpu --tb=short -rfE tests/engine/parallel/test_gpus_exchange.py
-    run gpus-tokens 240 pytest -p no:cacheprovider -s -m multigpu --tb=short -rfE tests/engine/parallel/test_gpus_decode.py
-    run gpus-prompts 240 pytest -p no:cacheprovider -s -m multigpu --tb=short -rfE tests/engine/parallel/test_gpus_prefill.py
-    run gpus-links 300 pytest -p no:cacheprovider -s -m multigpu --tb=short -rfE tests/engine/memory \
-        tests/worker/engine/test_gpus_links.py
     run gpus-decode 120 python -m bench.decode "${model[@]}" --batch 1,8,32,64,128 --tensor-parallel 2 --json
     run gpus-prefill 120 python -m bench.prefill "${model[@]}" --prompts 1x1024,8x1024,1x8192 --chunk-tokens 2048 \
         --tensor-parallel 2 --json

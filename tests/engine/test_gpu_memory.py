@@ -90,6 +90,7 @@ def test_flat_over_some_requests(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.whole_gpu
 @pytest.mark.slow
 def test_flat_over_ten_thousand_requests_on_a_gpu(tmp_path: Path) -> None:
     print(f"\nPROOF memory: {prove(tmp_path, FULL)}")

@@ -131,6 +131,7 @@ def test_logits_of_every_family_on_a_gpu(tmp_path: Path, case: Case, dtype: str)
 
 
 @pytest.mark.gpu
+@pytest.mark.whole_gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", [32])
 def test_logits_of_the_8b_shape_on_a_gpu(tmp_path: Path, layers: int) -> None:

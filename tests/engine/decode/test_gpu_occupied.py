@@ -24,7 +24,7 @@ from bench.engine_driver import finish, prefill_step, prompt_executor
 from tests.engine.local_engine import LocalEngine
 from tests.engine.occupant import Occupant
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.gpu, pytest.mark.whole_gpu, pytest.mark.timeout(120)]
 
 OCCUPIED_MS = 300
 PROMPT = list(range(5, 22))

@@ -102,6 +102,7 @@ def test_replays_have_room_for_admissions_that_are_expected(tmp_path: Path) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.whole_gpu
 def test_on_a_gpu_a_sequence_admitted_behind_queued_steps_is_in_the_first_of_them(tmp_path: Path) -> None:
     engine, loop = engine_of(tmp_path)
     running = engine.start(PROMPT, max_tokens=50)

@@ -44,6 +44,7 @@ def test_weights_take_what_their_shapes_say(quantization: str | None, tmp_path: 
 
 
 @pytest.mark.gpu
+@pytest.mark.whole_gpu
 @pytest.mark.parametrize("quantization", [None, "fp8"])
 def test_loading_takes_little_more_than_the_weights(quantization: str | None, tmp_path: Path) -> None:
     """Two layers with all 128 experts, which in bf16 take 3.7 GB."""

@@ -82,6 +82,7 @@ def test_steps_launched_ahead_do_not_disturb_one_another(tmp_path: Path) -> None
     assert made.replayed == len(steps)
 
 
+@pytest.mark.whole_gpu
 def test_few_rows_of_codes_are_not_padded_to_many() -> None:
     """A layer's products of 8-bit codes take the host longer to launch than a GPU to run."""
     small = {"num_hidden_layers": 1, "vocab_size": 512, "eos_token_id": 0}

@@ -149,6 +149,7 @@ def test_millions_of_words_between_two_processes() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.whole_gpu
 @pytest.mark.slow
 def test_millions_of_words_that_the_graph_writes(tmp_path: Path) -> None:
     slots, count, rounds = 128, 500, 40
