@@ -6,9 +6,9 @@
 # OUT gets a log a part; the last lines of each are printed. A part that the SECONDS left do not suffice for is
 # named and skipped. BASE=TREE also measures `steps` with the sources of an older commit, alternating with these;
 # PROCESSES is how many run tests at once. Without PARTs all of one GPU run, in this order, proofs before the figures
-# that rest on them. Others run where they are named: `wide`, `wide-table`, `drafts-attention`, `experts-budget`,
-# `experts-more`, `gpus-tables`, and of two GPUs of one host `gpus` and `gpus-steps`. `gpu_session.sh` has what half an
-# hour on two GPUs is for.
+# that rest on them. Others run where they are named: `wide`, `wide-table`, `drafts-attention`, `attention-parts`,
+# `experts-budget`, `experts-more`, `gpus-tables`, and of two GPUs of one host `gpus` and `gpus-steps`.
+# `gpu_session.sh` has what half an hour on two GPUs is for.
 set -uo pipefail
 
 out=$1 ends=$((SECONDS + $2))
@@ -64,6 +64,11 @@ if wants drafts-attention; then
     run drafts-attention 60 python -m bench.decode attention --runs 1x1152,8x1152,32x1152,64x1152,128x1152 \
         --rows 2,4,8 --json
 fi
+# How few tokens of a row a program may have: of few KV heads, which leave multiprocessors without one.
+if wants attention-parts; then
+    run attention-parts 120 python -m bench.decode attention --shapes qwen3-30b-a3b --kv-dtype auto \
+        --runs 1x1120,8x1120 --programs 1,2 --shortest 64,128 --json
+fi
 if wants drafts-text; then
     run drafts-text 120 python -m bench.decode "${model[@]}" --text markov:0.8 --rows-per-slot 2,4,8 \
         --batch 1,8,64,128 --json
@@ -80,7 +85,7 @@ if wants steps; then
     done
 fi
 if wants numbers; then
-    run numbers 240 bash -c 'test_on_gpu -n $((processes < 12 ? processes : 12)) --dist load --maxschedchunk 1 \
+    run numbers 300 bash -c 'test_on_gpu -n $((processes < 14 ? processes : 14)) --dist load --maxschedchunk 1 \
         tests/engine/decode/test_gpu_numbers.py tests/engine/kernels/gpu/attention/test_gpu_codes.py \
         tests/engine/kernels/gpu/attention/test_slot_attention.py'
 fi
@@ -95,9 +100,9 @@ if wants wide-table; then
 fi
 if wants experts-exact; then
     # These files' tests use a GPU where there is one.
-    run experts-kernels 150 bash -c 'test_here -n 8 --dist load tests/engine/kernels/gpu/experts \
+    run experts-kernels 150 bash -c 'test_here -n $processes --dist load tests/engine/kernels/gpu/experts \
         tests/engine/executor/test_mixture_steps.py'
-    run experts-passes 240 bash -c 'test_here -n 8 --dist load -k "moe or mixture" tests/engine/decode/test_gpu_pass.py \
+    run experts-passes 240 bash -c 'test_here -n $processes --dist load -k "moe or mixture" tests/engine/decode/test_gpu_pass.py \
         tests/engine/prefill/test_gpu_pass.py tests/engine/prefill/test_gpu_numerics.py \
         tests/engine/prefill/test_gpu_graphs.py'
 fi

@@ -5,7 +5,7 @@
 #
 #     1   GPU 0: products whose multiprocessors share x, steps with drafts, a mixture in bf16
 #         GPU 1: every format gives numbers; tests of those products and of experts
-#     2   GPU 0: a mixture in fp8, its budget, drafts in fp8, drafts of text
+#     2   GPU 0: a mixture in fp8, its budget, drafts in fp8, how attention is cut, drafts of text
 #         GPU 1: all tests of one GPU
 #     3   both: handoffs, tokens, faults and prompts of workers of two GPUs; their steps
 #
@@ -35,7 +35,7 @@ case $number in
     parts tests 1 numbers wide experts-exact experts-tokens &
     ;;
 2)
-    parts figures 0 experts-fp8 experts-budget drafts-rows-fp8 drafts-text table &
+    parts figures 0 experts-fp8 experts-budget drafts-rows-fp8 attention-parts drafts-text &
     parts tests 1 tests-engine tests-alone &
     ;;
 3) parts gpus 0,1 gpus gpus-steps & ;;

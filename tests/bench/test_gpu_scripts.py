@@ -46,8 +46,8 @@ exec {sys.executable} "$@"
 """
 OF_FIGURES = (
     "numbers wide wide-table drafts-exact drafts-rows drafts-rows-fp8 drafts-attention drafts-text table"
-    " steps experts-exact experts-tokens experts experts-tunings experts-budget experts-more tests"
-    " gpus-tables gpus gpus-steps"
+    " attention-parts steps experts-exact experts-tokens experts experts-tunings experts-budget experts-more"
+    " tests gpus-tables gpus gpus-steps"
 )
 
 
