@@ -154,7 +154,8 @@ if wants experts-more; then
 fi
 # Those that need the GPU to themselves, one after the other; those that start clusters run few at a time.
 if wants tests-alone; then
-    run tests-alone 240 bash -c 'test_alone tests/engine'
+    run tests-alone 240 bash -c 'test_alone tests/engine/model tests/engine/prefill tests/engine/executor \
+        tests/engine/decode tests/engine/shared_memory tests/engine/test_gpu_memory.py'
 fi
 if wants tests-clusters; then
     run tests-clusters 240 bash -c 'test_on_gpu -n 4 tests/e2e tests/worker tests/engine/test_gpu.py'

@@ -24,21 +24,25 @@ cp "$kept"/*.json $tables 2>/dev/null || true
 PROCESSES=${PROCESSES:-$(($(nproc) * 5 / 8))}
 export PROCESSES
 
-# parts FOLDER GPUS PART...
+# parts FOLDER GPUS SECONDS PART...
 parts() {
-    CUDA_VISIBLE_DEVICES=$2 "$here/gpu_figures.sh" "$logs/$1" "$seconds" "${@:3}" >"$logs/$1.txt" 2>&1
+    CUDA_VISIBLE_DEVICES=$2 "$here/gpu_figures.sh" "$logs/$1" "$3" "${@:4}" >"$logs/$1.txt" 2>&1
 }
 
 case $number in
 1)
-    parts figures 0 wide-table drafts-rows experts-bf16 drafts-attention &
-    parts tests 1 numbers wide experts-exact experts-tokens &
+    parts figures 0 "$seconds" wide-table drafts-rows experts-bf16 drafts-attention &
+    parts tests 1 "$seconds" numbers wide experts-exact experts-tokens &
     ;;
 2)
-    parts figures 0 experts-fp8 experts-budget drafts-rows-fp8 attention-parts drafts-text &
-    parts tests 1 tests-engine tests-alone &
+    parts figures 0 "$seconds" experts-fp8 experts-budget drafts-rows-fp8 attention-parts drafts-text &
+    {
+        # More tests than there is time for, those first that have not run; what is cut off says what has failed.
+        parts tests 1 $((seconds * 2 / 3 - 15)) tests-engine
+        parts tests-alone 1 $((seconds / 3)) tests-alone
+    } &
     ;;
-3) parts gpus 0,1 gpus gpus-steps & ;;
+3) parts gpus 0,1 "$seconds" gpus gpus-steps & ;;
 *)
     echo "there is no call $number" >&2
     exit 2
