@@ -3,6 +3,7 @@ compute products, attention and experts depends on both, and a row that is no nu
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -98,6 +99,7 @@ def prove(case: DecodeCase, rows: tuple[int, ...], **options: Any) -> None:
                 found.append(wrong)
                 engine.close()
                 engine = None
+                gc.collect()  # a second model of published widths may not fit beside it
     finally:
         if engine is not None:
             engine.close()
