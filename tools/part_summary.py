@@ -42,7 +42,7 @@ class Part:
 
     @property
     def line(self) -> str:
-        """Its name and how it ended."""
+        """The part's name, and how it ended."""
         ended = self.code if self.code == "skipped" else f"exit code {self.code}"
         return f"{self.name}: {ended}, {self.seconds} s" + (f", {self.counts}" if self.counts else "")
 
