@@ -4,7 +4,7 @@
 
 A FOLDER has the logs of `tools/parts.sh`, and `parts.txt`: a line a part with its name, exit code, seconds
 and command. Figures come first, a line of JSON each, without settings; then a line a part; last the names of
-tests that failed, by file, all of them unless they alone are too long. Of figures each part has a share of
+tests that failed, by file, all of them unless they alone are too long. Each part's figures have a share of
 what is left.
 """
 
