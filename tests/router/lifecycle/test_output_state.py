@@ -9,21 +9,24 @@ import pytest
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import SequenceOutput
-from baton.v1.prefill_pb2 import FirstToken, PromptLogprobs
-from baton.v1.router_pb2 import TokenIds
-from baton.v1.types_pb2 import Attempt, DraftCounts, FinishReason, Sampling
-from services.router.lifecycle.outbox import Outbox
 from services.router.lifecycle.output_state import OutputState
-from services.router.request.request import Delta, Echo, Finish, Request
-from tests.router.lifecycle.scripted_attempt import an_output
-from tests.router.lifecycle.scripted_workers import REQUEST_ID, logprobs_message
+from services.router.request.request import Delta
+from tests.router.lifecycle.reported_outputs import (
+    CANCELLED,
+    LENGTH,
+    PREEMPTED,
+    RUNS,
+    STOP,
+    a_run,
+    an_output_of,
+    decoded,
+    delivered,
+    error_of,
+    first_token,
+    serialised,
+)
+from tests.router.lifecycle.scripted_workers import logprobs_message
 
-PROMPT = (1, 2, 3, 4, 5)
-RUNS = FinishReason.FINISH_REASON_UNSPECIFIED
-STOP = FinishReason.FINISH_REASON_STOP
-LENGTH = FinishReason.FINISH_REASON_LENGTH
-PREEMPTED = FinishReason.FINISH_REASON_PREEMPTED
-CANCELLED = FinishReason.FINISH_REASON_CANCELLED
 # The public state as an attempt begins.
 FRESH: dict[str, Any] = {
     "emitted": [],
@@ -38,65 +41,8 @@ FRESH: dict[str, Any] = {
 }
 
 
-def an_output_of(
-    *,
-    logprobs: bool = False,
-    echo: bool = False,
-    attempt: int = 1,
-    predicted: bool = False,
-) -> tuple[OutputState, Outbox]:
-    """The output of a request for four tokens after a prompt of five."""
-    sampling = Sampling(logprobs=2) if logprobs or echo else Sampling()
-    request = Request(
-        id=REQUEST_ID,
-        prompt_ids=PROMPT,
-        sampling=sampling,
-        max_tokens=4,
-        stop_token_ids=(),
-        stop=(),
-        skip_special_tokens=True,
-        arrived_ns=0,
-        deadline=0.0,
-        echo=Echo("") if echo else None,
-        prediction=TokenIds(ids=[1, 2]) if predicted else None,
-    )
-    output, outbox = an_output(request)
-    if attempt:
-        output.begin(attempt)
-    return output, outbox
-
-
-def delivered(outbox: Outbox) -> Delta:
-    """The delta that was delivered since the last call; an empty one if there is none."""
-    return outbox.take() or Delta(0)
-
-
 def state(output: OutputState) -> dict[str, Any]:
     return {name: getattr(output, name) for name in FRESH}
-
-
-def error_of(output: OutputState) -> tuple[ErrorKind, str]:
-    assert output.error is not None
-    return output.error.kind, str(output.error)
-
-
-def first_token(number: int, token: int, **fields: Any) -> FirstToken:
-    return FirstToken(number=number, token_id=token, **fields)
-
-
-def decoded(
-    first: int, ids: list[int], ending: FinishReason.ValueType = RUNS, attempt: int = 1, **fields: Any
-) -> SequenceOutput:
-    where = Attempt(request_id=REQUEST_ID, number=attempt)
-    return SequenceOutput(attempt=where, first_number=first, token_ids=ids, finish_reason=ending, **fields)
-
-
-def a_run(position: int, *values: float) -> PromptLogprobs:
-    return PromptLogprobs(first_position=position, logprobs=[logprobs_message(value) for value in values])
-
-
-def serialised(*values: float) -> list[bytes]:
-    return [logprobs_message(value).SerializeToString() for value in values]
 
 
 def test_before_the_first_attempt() -> None:
@@ -259,133 +205,12 @@ def test_logprobs_come_one_a_token() -> None:
     assert delivered(outbox).logprobs == []
 
 
-def test_the_prompts_logprobs_come_in_order_and_once() -> None:
-    output, outbox = an_output_of(echo=True)
-    output.accept_prompt_logprobs(1, a_run(1, -1))
-    output.accept_prompt_logprobs(1, a_run(2, -2, -3))
-    output.begin(2)
-    output.accept_prompt_logprobs(2, a_run(1, -1, -2))  # reported by the first attempt already
-    output.accept_prompt_logprobs(2, a_run(2, -2, -3))
-    assert not output.prompt_complete
-    output.accept_decoded(decoded(0, [10], attempt=2, logprobs=[logprobs_message(-9)]))
-    output.accept_prompt_logprobs(2, a_run(3, -3))
-    assert outbox.take() is None, "the tokens wait for all of the prompt"
-    output.accept_prompt_logprobs(2, a_run(3, -3, -4))
-    assert output.prompt_complete
-    delta = delivered(outbox)
-    assert delta.prompt_logprobs == serialised(-1, -2, -3, -4)
-    assert (delta.token_ids, delta.logprobs) == ([10], serialised(-9)), "the token that waited"
-    assert output.error is None
-
-
-def test_the_last_of_the_prompts_logprobs_delivers_nothing_without_a_token() -> None:
-    output, outbox = an_output_of(echo=True)
-    output.accept_prompt_logprobs(1, a_run(1, -1, -2, -3, -4))
-    assert output.prompt_complete
-    assert outbox.take() is None
-
-
-def test_the_prompts_logprobs_are_delivered_once() -> None:
-    output, outbox = an_output_of(echo=True)
-    output.accept_prompt_logprobs(1, a_run(1, -1, -2, -3, -4))
-    output.accept_prompt_logprobs(1, a_run(3, -3, -4))  # a report that has nothing new
-    output.accept_decoded(decoded(0, [10], logprobs=[logprobs_message(-9)]))
-    assert delivered(outbox).prompt_logprobs == serialised(-1, -2, -3, -4)
-
-
-# After one of the prompt's four logprobs: the next run -> what is wrong with it.
-PROMPT_FAULTS = [
-    (a_run(3, -3), "the prompt's logprobs 1 to 1 never came"),
-    (a_run(5, -3), "the prompt's logprobs 1 to 3 never came"),
-    (a_run(2, -2, -3, -4, -5), "more than 4 logprobs of the prompt came"),
-]
-
-
-@pytest.mark.parametrize(("run", "message"), PROMPT_FAULTS)
-def test_a_broken_report_of_the_prompt_fails_the_request(run: PromptLogprobs, message: str) -> None:
-    output, _ = an_output_of(echo=True)
-    output.accept_prompt_logprobs(1, a_run(1, -1))
-    output.accept_prompt_logprobs(1, run)
-    assert error_of(output) == (ErrorKind.INTERNAL, f"attempt 1: {message}")
-
-
-def test_the_prompts_first_token_has_no_logprobs() -> None:
-    output, _ = an_output_of(echo=True)
-    output.accept_prompt_logprobs(1, a_run(0, -1))
-    assert error_of(output)[0] is ErrorKind.INTERNAL
-
-
-def test_a_token_of_prefill_before_all_of_the_prompt_is_an_error() -> None:
-    output, _ = an_output_of(echo=True)
-    output.accept_prompt_logprobs(1, a_run(1, -1, -2, -3))
-    output.accept_first_token(1, first_token(0, 10, logprobs=logprobs_message(-1)))
-    message = "attempt 1: a token came before all of the prompt's logprobs"
-    assert error_of(output) == (ErrorKind.INTERNAL, message)
-    assert output.emitted == []
-
-
 def test_the_first_error_of_an_attempt_counts() -> None:
     output, _ = an_output_of()
     first, second = BatonError(ErrorKind.UNAVAILABLE, "a"), BatonError(ErrorKind.UNAVAILABLE, "b")
     output.lose(first)
     output.lose(second)
     assert output.attempt_error is first
-
-
-def counts(*numbers: int) -> DraftCounts:
-    """Steps, drafts, accepted ones, and the same of the prediction's."""
-    names = [field.name for field in DraftCounts.DESCRIPTOR.fields]
-    return DraftCounts(**dict(zip(names, numbers, strict=True)))
-
-
-def used(output: OutputState) -> tuple[int, int]:
-    usage = output.usage
-    return usage.accepted_prediction_tokens, usage.rejected_prediction_tokens
-
-
-def test_drafts_are_those_of_all_attempts_as_each_reported_them_last() -> None:
-    output, outbox = an_output_of(predicted=True)
-    assert used(output) == (0, 0)
-    output.accept_decoded(decoded(0, [10], drafts=counts(1, 3, 1, 2, 1)))
-    assert used(output) == (1, 1)
-    output.accept_decoded(decoded(1, [11], PREEMPTED, drafts=counts(2, 6, 3, 5, 2)))
-    output.begin(2)
-    output.accept_decoded(decoded(1, [11, 12], attempt=1, drafts=counts(9, 9, 9, 9, 9)))  # too late
-    output.accept_decoded(decoded(2, [12], attempt=2))
-    assert used(output) == (2, 3)
-    output.accept_decoded(decoded(3, [13], LENGTH, attempt=2, drafts=counts(1, 1, 0, 1, 0)))
-    assert used(output) == (2, 4)
-    output.end(Finish.LENGTH)
-    last = delivered(outbox)
-    assert last.trace is not None
-    assert last.trace.drafts == counts(3, 7, 3, 6, 2)
-    assert last.usage == output.usage
-
-
-def test_without_a_prediction_drafts_are_those_of_the_end() -> None:
-    output, outbox = an_output_of()
-    output.accept_decoded(decoded(0, [10], drafts=counts(5, 5, 5, 0, 0)))
-    output.accept_decoded(decoded(1, [11, 12, 13], LENGTH, drafts=counts(2, 2, 1, 0, 0)))
-    output.end(Finish.LENGTH)
-    last = delivered(outbox)
-    assert last.trace is not None
-    assert last.trace.drafts == counts(2, 2, 1, 0, 0)
-
-
-def test_a_worker_that_counts_nothing_leaves_no_counts() -> None:
-    output, outbox = an_output_of(predicted=True)
-    output.accept_decoded(decoded(0, [10, 11, 12, 13], LENGTH))
-    output.end(Finish.LENGTH)
-    last = delivered(outbox)
-    assert last.trace is not None
-    assert not last.trace.HasField("drafts")
-    assert used(output) == (0, 0)
-
-
-def test_more_accepted_drafts_than_drafts_reject_none() -> None:
-    output, _ = an_output_of(predicted=True)
-    output.accept_decoded(decoded(0, [10], drafts=counts(1, 1, 2, 1, 2)))
-    assert used(output) == (2, 0)
 
 
 async def test_only_what_needs_a_decision_wakes_the_request() -> None:
