@@ -1,7 +1,7 @@
 """Compiles the kernels of decode steps for a GPU that this machine lacks, and says what they take.
 
     PYTHONPATH=. python tools/compile_kernels.py [--capability 90] [--shapes 8B,wide,...]
-        [--attention | --experts] [--json]
+        [--attention | --experts | --steps] [--json]
 
 Triton and ptxas need no GPU. A step of one layer is launched on a CPU, with each launch compiled in place of
 run: with drafts and without, both samplers, in bfloat16 and with a cache in fp8; and attention of several
@@ -9,7 +9,7 @@ rows in each tuning that a worker of 132 multiprocessors chooses; and the mixtur
 with the tiles of decode steps and of prompts. One line a kernel: registers, bytes of spilled registers and of
 shared memory. Exit status 1 where one does not compile, or takes more shared memory than a multiprocessor
 has. With `--attention` attention alone, which takes a few seconds a kernel, with `--experts` the mixture
-alone, half a minute; the others take some minutes together.
+alone, half a minute, with `--steps` the steps alone; all together take some minutes.
 """
 
 from __future__ import annotations
@@ -176,10 +176,10 @@ def compile_steps(compiler: Compiler, cache_dtype: str) -> None:
     rings = SharedRings(8, rows_per_slot=8)
     memory = SharedMemory.create("compile", rings.size)
     cache = KVCache(layout, 16, "cpu")
-    loop = decode_loop(model, cache, state, rings, memory, exact=False, interpreted=True)
+    loop = decode_loop((model,), cache, state, rings, memory, exact=False, interpreted=True)
     assert isinstance(loop, GraphDecodeLoop)
     compiler.of = f"a step, {cache_dtype}"
-    for graphs in (*loop._graphs.values(), *loop._draft_graphs.values()):
+    for graphs in (*loop.graphs.values(), *loop.draft_graphs.values()):
         graphs.simple()
         graphs.samples()
 
@@ -247,14 +247,16 @@ def main() -> int:
     alone = parser.add_mutually_exclusive_group()
     alone.add_argument("--attention", action="store_true", help="attention alone")
     alone.add_argument("--experts", action="store_true", help="a mixture of experts alone")
+    alone.add_argument("--steps", action="store_true", help="steps alone")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     compiler = Compiler(arguments.capability)
-    if not arguments.experts:
+    everything = not (arguments.attention or arguments.experts or arguments.steps)
+    if arguments.attention or everything:
         compile_attention(compiler, arguments.shapes.split(","))
-    if not arguments.attention:
+    if arguments.experts or everything:
         compile_experts(compiler)
-    if not arguments.attention and not arguments.experts:
+    if arguments.steps or everything:
         for dtype in ("bfloat16", "float8_e4m3fn"):
             compile_steps(compiler, dtype)
     for one in compiler.found.values():

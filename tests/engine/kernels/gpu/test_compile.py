@@ -47,3 +47,14 @@ def test_attention_of_several_rows_compiles_for_hopper() -> None:
         (shape, cache) for shape in ("8B", "wide") for cache in ("bf16", "codes", "fp32")
     }
     assert max(one["shared"] for one in found if one["of"].startswith("8B, bf16")) < 100_000
+
+
+@pytest.mark.slow
+def test_whole_steps_compile_for_hopper() -> None:
+    """Steps with drafts and without, both samplers, values and codes in the cache."""
+    found = compiled("--steps")
+    for dtype in ("bfloat16", "float8_e4m3fn"):
+        names = {one["name"] for one in found if one["of"] == f"a step, {dtype}"}
+        assert names >= {"_split_attention", "_slot_attention"}
+    others = "begin", "plan_items", "_skinny", "_gemv", "_draw", "_add_drafts", "_accept_rows", "finish"
+    assert {one["name"] for one in found} >= set(others)
