@@ -263,10 +263,8 @@ class EngineConfig(StrictModel):
             raise ValueError("quantize_head needs quantization: it says how")
         if self.speculation == "table" and self.lookahead_table_mb == 0:
             raise ValueError("speculation by table needs lookahead_table_mb: guesses come from nowhere else")
-        devices = f"tensor_parallel {self.tensor_parallel}"
-        if self.tensor_parallel > 1 and self.speculation != "off":
-            raise ValueError(f"{devices} needs speculation off so far")
         if self.tensor_parallel > 1 and self.quantization not in (None, "fp8"):
+            devices = f"tensor_parallel {self.tensor_parallel}"
             raise ValueError(f"{devices} needs quantization fp8 or none so far, not {self.quantization}")
         return self
 
@@ -366,6 +364,16 @@ class WorkerConfig(StrictModel):
     @model_validator(mode="after")
     def _quantised_once(self) -> WorkerConfig:
         check_quantised_once(self.engine.kv_dtype, self.transfer)
+        return self
+
+    @model_validator(mode="after")
+    def _drafts_on_one_device(self) -> WorkerConfig:
+        engine = self.engine
+        if self.role != "prefill" and engine.tensor_parallel > 1 and engine.speculation != "off":
+            raise ValueError(
+                f"tensor_parallel {engine.tensor_parallel} needs speculation off so far in workers of role "
+                f"{self.role}, not {engine.speculation}"
+            )
         return self
 
     @property

@@ -169,12 +169,27 @@ def test_roles_have_devices_of_their_own(tmp_path: Path) -> None:
     file.write_text("engine_of_role: {decode: {tensor_parallel: 8, slots: 3}}\n")
     assert devices("-c", str(file), *roles) == {"prefill": 4, "decode": 8, "both": 2}
     assert devices("-c", str(file), "--decode-tensor-parallel", "1")["decode"] == 1
-    with pytest.raises(BatonError, match="tensor_parallel 4 needs speculation off so far"):
-        devices(*roles[:2], "--speculation", "lookup")
     with pytest.raises(BatonError) as refused:
         devices("--prefill-tensor-parallel", "0")
     key = "engine_of_role.prefill.tensor_parallel (--prefill-tensor-parallel)"
     assert refused.value.message == f"{key} is '0': input should be greater than 0"
+
+
+def test_several_devices_need_speculation_off_where_steps_could_have_drafts(tmp_path: Path) -> None:
+    """Prefill workers ignore the setting."""
+
+    def speculation(*flags: str) -> dict[str, tuple[int, str]]:
+        workers = worker_configs(load("--speculation", "lookup", *flags), tmp_path)
+        return {worker.role: (worker.engine.tensor_parallel, worker.engine.speculation) for worker in workers}
+
+    apart = {"prefill": (4, "lookup"), "decode": (1, "lookup")}
+    assert speculation("--prefill-tensor-parallel", "4") == apart
+    assert speculation("--tensor-parallel", "4", "--decode-tensor-parallel", "1") == apart
+    for role, flags in (("decode", ()), ("both", ("--both", "1"))):
+        with pytest.raises(BatonError) as refused:
+            speculation("--tensor-parallel", "4", *flags)
+        why = f"tensor_parallel 4 needs speculation off so far in workers of role {role}, not lookup"
+        assert refused.value.message == why
 
 
 def test_baton_worker_has_transfer_flags() -> None:
