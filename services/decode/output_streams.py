@@ -204,9 +204,7 @@ class OutputStreams:
 
     def collect(self, router_id: bytes, step: int) -> SubscribeResponse | None:
         """Returns output beyond this router's watermarks, about `MESSAGE_BYTES` at most, and advances them;
-        None where there is none. The rest follows with the next call. Sequences that begin come first, in
-        every other message alone: their clients wait since prefill's first token, and a router takes some ten
-        microseconds for each output before theirs.
+        None where there is none. The rest follows with the next call.
 
         Sequences that begin come first, in every other message alone: their clients wait since prefill's
         first token, and a router takes some ten microseconds for each output before theirs.

@@ -49,10 +49,14 @@ def plain_table(title: str = "") -> Table:
     )
 
 
+# Characters between two columns, and those of a worker's name that further columns leave.
+_GAP, _NAME_WIDTH = 2, 24
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column: its heading, a worker's cell, and the total; shown if the terminal has at least `width`
-    columns."""
+    columns and room for it."""
 
     heading: str
     cell: Callable[[admin_pb2.WorkerStatus], str]
@@ -63,7 +67,7 @@ class Column:
 
 def worker_table(workers: Workers, width: int, title: str = "") -> Table:
     """One row per worker and, where there are several, one of totals; at most `width` columns wide."""
-    columns = [column for column in COLUMNS if width >= column.width]
+    columns = _fitting(workers, width)
     table = plain_table(title)
     for column in columns:
         # Only names are shortened, never figures.
@@ -79,6 +83,24 @@ def worker_table(workers: Workers, width: int, title: str = "") -> Table:
         table.add_section()
         table.add_row(*(column.total(workers) for column in columns), style="dim")
     return table
+
+
+def _fitting(workers: Workers, width: int) -> list[Column]:
+    """The columns that fit side by side: those of the widest terminals are left out first."""
+    columns = [column for column in COLUMNS if width >= column.width]
+    sizes = {column.heading: _size(column, workers) for column in columns}
+    while sum(sizes[column.heading] + _GAP for column in columns) - _GAP > width:
+        if (last := max(reversed(columns), key=lambda column: column.width)).width == 0:
+            break
+        columns.remove(last)
+    return columns
+
+
+def _size(column: Column, workers: Workers) -> int:
+    """The characters that a column takes, of names as many as are left of them."""
+    texts = [column.heading, *map(column.cell, workers), column.total(workers)]
+    widest = max(map(len, texts))
+    return min(widest, _NAME_WIDTH) if column.cell is name_of else widest
 
 
 def _styled(column: Column, worker: admin_pb2.WorkerStatus) -> Text:

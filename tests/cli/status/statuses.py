@@ -21,19 +21,28 @@ def worker(
     recent = worker_pb2.RecentSteps(steps=100, tokens=1000, mean_ms=step_ms, p99_ms=step_ms * 2)
     states = [worker_pb2.SLOT_STATE_ACTIVE] * active + [worker_pb2.SLOT_STATE_RESERVED]
     states += [worker_pb2.SLOT_STATE_FREE] * (slots - len(states))
-    status = admin_pb2.WorkerStatus(state=state, queued_tokens=queued, metrics_address="127.0.0.1:9100")
+    status = admin_pb2.WorkerStatus(
+        state=state,
+        queued_tokens=queued,
+        metrics_address="127.0.0.1:49100",
+        pool="732d3b439372",
+        weight_format="float32",
+    )
     status.worker.address = "127.0.0.1:50001"
     status.worker.identity.name, status.worker.identity.role = name, role
     report = status.worker.report
     report.load.slots, report.load.free_slots = slots, slots - active - 1
     report.load.blocks, report.load.free_blocks = 4096, 1000
     report.kv_bytes, report.kv_dtype = 4096 << 20, "float8_e4m3fn"
+    report.front_pid, report.engine_pid, report.devices = 1234567, 1234568, 2
+    report.links.extend([worker_pb2.LinkReport()] * 12)
     report.slot_states.extend(states)
     if role != types_pb2.WORKER_ROLE_PREFILL:
         report.recent_decode.CopyFrom(recent)
-        report.tokens_per_step = 1.94
+        report.tokens_per_step, report.tokens_decoded, report.bytes_received = 1.94, 123456, 1000 << 20
     if role != types_pb2.WORKER_ROLE_DECODE:
         report.recent_prefill.CopyFrom(recent)
+        report.prompts_run, report.bytes_shipped = 123456, 1000 << 20
     return status
 
 

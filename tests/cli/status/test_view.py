@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 from unittest.mock import AsyncMock
 
 import pytest
@@ -18,7 +19,7 @@ from services.cli.status.slow_worker import slow_worker
 from services.cli.status.watch_view import WatchView, slot_map, sparkline
 from tests.cli.status.statuses import decode, prefill, status
 
-WIDTHS = [80, 100, 160, 180]
+WIDTHS = [80, 100, 119, 120, 121, 139, 150, 160, 175, 180, 190, 200, 230]
 
 
 def lines(width: int, answer: admin_pb2.AdminServiceGetStatusResponse, *, watch: bool) -> list[str]:
@@ -47,6 +48,7 @@ def test_it_fits_and_every_figure_is_whole(width: int, watch: bool) -> None:
     text = "\n".join(shown)
     for piece in ("4001/4096", "100/128", "3096/4096", "1234.5", "123k", "12346", "1.0k running"):
         assert piece in text, text
+    assert "…" not in re.sub("prefill-wi[a-z-]*…", "", text), text
     rows = [line for line in shown if line.startswith(("prefill-0", "prefill-w", "decode-0", "decode-1"))]
     # A row a worker, none wrapped; `--watch` adds a map of each decoder's slots.
     assert len(rows) == (6 if watch else 4), text
@@ -63,7 +65,7 @@ def test_without_a_terminal_each_name_stands_whole_in_its_line(monkeypatch: pyte
 
 
 def test_the_memory_of_kv_blocks_and_their_dtype_are_shown() -> None:
-    text = "\n".join(lines(180, BUSY, watch=False))
+    text = "\n".join(lines(240, BUSY, watch=False))
     assert text.count("4.0 GiB fp8") == 4
     assert "16.0 GiB" in text
 
