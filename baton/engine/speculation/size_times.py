@@ -20,6 +20,9 @@ _COMMON, _OWN = 0.05, 0.01
 # A step that takes `_OUTLIER` times as long as expected is left out, since something else ran before it, but
 # for each `_OUTLIERS`-th in a row.
 _OUTLIER, _OUTLIERS = 2.0, 8
+# Steps of a kind that are first seen with a number of sequences, of which the shortest counts: much may make
+# a single step longer, and a kind that seems to take too long hardly runs again.
+_FIRST = 8
 # Numbers of sequences of which steps are timed apart differ by this factor at least.
 _APART = 1.5
 
@@ -38,11 +41,25 @@ class _BySequences:
     def __init__(self) -> None:
         self._at: list[int] = []
         self._seconds: dict[int, float] = {}
+        # First steps that are still to come, by number of sequences.
+        self._first: dict[int, int] = {}
 
-    def set(self, sequences: int, seconds: float) -> None:
+    def set(self, sequences: int, seconds: float, first: int = 0) -> None:
+        """Makes a number known, by a measurement at the start or the first of `first` steps."""
         if sequences not in self._seconds:
             insort(self._at, sequences)
+        self._seconds[sequences], self._first[sequences] = seconds, first - 1
+
+    def shorten(self, sequences: int, seconds: float) -> bool:
+        """Takes one of the first steps of a number; True where it is the shortest of them, and counts."""
+        left = self._first.get(sequences, 0)
+        if left <= 0:
+            return False
+        self._first[sequences] = left - 1
+        if seconds >= self._seconds[sequences]:
+            return False
         self._seconds[sequences] = seconds
+        return True
 
     def value(self, sequences: int) -> float:
         return sum(share * self._seconds[known] for known, share in self._near(sequences))
@@ -55,11 +72,11 @@ class _BySequences:
         """Moves the value at `sequences` by a part of `error`; one that is far from all that are known
         becomes known itself."""
         if not (self._at[0] / _APART < sequences and self.reaches(sequences)):
-            self.set(sequences, self.value(sequences) + error)
+            self.set(sequences, self.value(sequences) + error, _FIRST)
             return
         near = self._near(sequences)
         if all(max(sequences / known, known / sequences) > _APART for known, _ in near):
-            self.set(sequences, self.value(sequences))
+            self.set(sequences, self.value(sequences), _FIRST)
             near = [(sequences, 1.0)]
         for known, share in near:
             self._seconds[known] += _OWN * share * error
@@ -120,7 +137,9 @@ class SizeTimes:
         own = self._own.get((rows, drafts))
         if own is None:
             own = self._own[rows, drafts] = _BySequences()
-            own.set(sequences, seconds - self._common_s)
+            own.set(sequences, seconds - self._common_s, _FIRST)
+            return
+        if own.shorten(sequences, seconds - self._common_s):
             return
         expected = self._common_s + own.value(sequences)
         if seconds > _OUTLIER * expected and self._outliers < _OUTLIERS:

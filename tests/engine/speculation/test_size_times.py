@@ -99,6 +99,22 @@ def test_so_many_sequences_as_never_before_take_what_they_take(sequences: int) -
     assert times.expected_s(drafting(64, 5)) == pytest.approx(0.004, rel=0.05)
 
 
+@pytest.mark.parametrize("sequences", [4, 16])
+def test_of_the_first_steps_the_shortest_counts(sequences: int) -> None:
+    """A first one that was delayed does not keep its kind from running for thousands of steps."""
+    times = SizeTimes()
+    times.observe(plain(4), 0.060)
+    times.observe(drafting(8, 20 - sequences), 0.070)
+    times.observe(drafting(8, sequences), 0.600)
+    for _ in range(6):
+        times.observe(drafting(8, sequences), 0.075)
+    assert times.expected_s(drafting(8, sequences)) <= 0.075
+    assert times.expected_s(plain(4)) == pytest.approx(0.060, rel=0.05), "what all have in common stays"
+    for _ in range(500):
+        times.observe(drafting(8, sequences), 0.100)
+    assert times.expected_s(drafting(8, sequences)) == pytest.approx(0.100, rel=0.02)
+
+
 @pytest.mark.parametrize("sequences", [3, 14])
 def test_nearly_so_many_sequences_correct_those_that_are_known(sequences: int) -> None:
     times = SizeTimes()
