@@ -192,6 +192,20 @@ def test_several_devices_need_speculation_off_where_steps_could_have_drafts(tmp_
         assert refused.value.message == why
 
 
+def test_off_in_a_file_is_a_value_and_not_false(tmp_path: Path) -> None:
+    """Without quotes, as the table of settings has it. What is true or false takes the words, too."""
+    file = tmp_path / "baton.yaml"
+    file.write_text(
+        "engine: {speculation: off, tune: off, mixed_steps: off, prefix_cache: No}\n"
+        "engine_of_role: {decode: {speculation: off}}\nserved_model_name: yes\n"
+    )
+    settings = load("-c", str(file))
+    engine = settings.engine_of("decode")
+    assert (engine.speculation, engine.tune) == ("off", "off")
+    assert (engine.mixed_steps, engine.prefix_cache) == (False, False)
+    assert settings.served_model_name == "yes"
+
+
 def test_baton_worker_has_transfer_flags() -> None:
     assert worker().transfer.transport == "auto"
     reported = worker("--transport", "nccl", "--role", "decode")

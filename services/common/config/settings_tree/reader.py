@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -91,11 +92,24 @@ def _settings(view: View, given: Mapping[str, Any]) -> Settings:
     return _validated(values | _secrets(values, view))
 
 
+class _SettingsLoader(yaml.SafeLoader):
+    """Loads YAML in which `on`, `off`, `yes` and `no` are text, as they are in YAML 1.2: some settings have
+    such values, and those that are true or false take the words, too."""
+
+
+_BOOL = "tag:yaml.org,2002:bool"
+_SettingsLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_SettingsLoader.add_implicit_resolver(_BOOL, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF")
+
+
 def read_yaml(path: Path, *, secret: bool = False, what: str = "") -> dict[str, Any]:
     """The mapping of a YAML file; errors begin with `what`, and with `secret` do not quote the file. Raises
     `BatonError(INVALID)`."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _SettingsLoader)  # noqa: S506 (a SafeLoader)
     except OSError as error:
         raise invalid(f"cannot read {what}{path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
