@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from baton.base.errors import FieldError
 from baton.request_fields.table import MOST_ITEMS
 from services.router.formats.openai.chat import ChatBody
 from services.router.formats.openai.completions import CompletionBody
@@ -54,6 +55,24 @@ def test_a_packed_body_is_the_same(body: type[Body]) -> None:
     assert again == read
     assert again.ignored == read.ignored
     assert bool(read.ignored) is (body is not CompletionBody)
+
+
+@pytest.mark.parametrize(
+    ("body", "given", "place"),
+    [
+        (ChatBody, {"prediction": "a"}, "prediction"),
+        (ChatBody, {"response_format": "a"}, "response_format"),
+        (ChatBody, {"messages": ["a"]}, "messages[0]"),
+        (ChatBody, {"tools": [{"type": "function", "function": 1}]}, "tools[0].function"),
+        (CompletionBody, {"stream_options": []}, "stream_options"),
+        (ResponsesBody, {"text": {"format": 1}}, "text.format"),
+    ],
+)
+def test_errors_say_object_and_name_no_class(body: type[Body], given: dict[str, Any], place: str) -> None:
+    document = json.dumps(BODIES[body] | given).encode()
+    with pytest.raises(FieldError) as refused:
+        body.read(document, CONTEXT)
+    assert refused.value.message == f"{place}: Input should be an object"
 
 
 def test_what_is_nested_as_deeply_as_a_body_may_be_is_packed() -> None:

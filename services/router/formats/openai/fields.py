@@ -220,6 +220,10 @@ def _token_id(key: str) -> int:
     return int(key)
 
 
+# What pydantic says of these has the names of our classes, or of Python's.
+_NO_OBJECT, _OBJECT = ("model_type", "dict_type"), "Input should be an object"
+
+
 def _field_error(error: ValidationError) -> BatonError:
     errors = error.errors(include_input=False, include_url=False, include_context=False)
     # The error with the deepest location is of the branch of a union that was probably meant.
@@ -228,9 +232,10 @@ def _field_error(error: ValidationError) -> BatonError:
     steps = [step for step in first["loc"] if not (isinstance(step, str) and _is_branch(step))]
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)[1:65]
     param = str(steps[0])[:64] if steps else None
+    message = _OBJECT if first["type"] in _NO_OBJECT else first["msg"]
     if param is None:
-        return BatonError(ErrorKind.INVALID, first["msg"])
-    return FieldError(f"{path}: {first['msg']}", param=param)
+        return BatonError(ErrorKind.INVALID, message)
+    return FieldError(f"{path}: {message}", param=param)
 
 
 def _is_branch(step: str) -> bool:
