@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import Ticket
 from baton.v1.engine_pb2 import CancelCommand, EngineCommand
 from baton.v1.prefill_pb2 import PrefillRequest, ProvideTicketRequest, ProvideTicketResponse
 from baton.v1.prefill_pb2_grpc import PrefillServiceServicer
@@ -44,20 +45,24 @@ class PrefillServicer(PrefillServiceServicer):
         # Attempts whose Prefill call runs: the engine receives further commands about them behind their
         # prompt.
         self._running: set[AttemptKey] = set()
+        # Tickets of attempts whose call waits for its first mask, which may take longer than tickets without
+        # a call are kept; None before the ticket has come.
+        self._waiting: dict[AttemptKey, Ticket | None] = {}
         self.early = EarlyTickets()
 
     async def Prefill(self, request: PrefillRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Streams the events of a call. Writes instead of yielding, so that a cancellation is always raised
         here."""
         finished, key = False, AttemptKey.of(request.attempt)
-        if key in self._running:
+        if key in self._running or key in self._waiting:
             await abort(context, BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already"))
         spans = CallSpans.of(self._spans, request)
         request.ClearField("trace")  # the engine has no use for it
         try:
             self._drain.check()
+            self._waiting[key] = self.early.take(key)
             mask = await self._first_mask(request)
-            if (ticket := self.early.take(key)) is not None:
+            if (ticket := self._waiting.pop(key)) is not None:
                 request.ticket.CopyFrom(ticket)
                 request.ticket_follows = False
             self._running.add(key)
@@ -74,6 +79,7 @@ class PrefillServicer(PrefillServiceServicer):
             await abort(context, error)
         finally:
             self._running.discard(key)
+            self._waiting.pop(key, None)
             if spans is not None:
                 spans.record(finished=finished)
             if not finished:
@@ -83,10 +89,12 @@ class PrefillServicer(PrefillServiceServicer):
         """Hands a ticket to its prefill; kept for a while where it overtakes its Prefill call on the way."""
         key = AttemptKey.of(request.attempt)
         try:
-            if key not in self._running:
+            if key in self._running:
+                await self._engine.call(EngineCommand(provide_ticket=request))
+            elif key in self._waiting:
+                self._waiting[key] = request.ticket
+            else:
                 self.early.add(key, request.ticket)
-                return ProvideTicketResponse()
-            await self._engine.call(EngineCommand(provide_ticket=request))
         except BatonError as error:
             await abort(context, error)
         return ProvideTicketResponse()

@@ -16,6 +16,7 @@ from baton.v1.types_pb2 import Attempt
 from services.common.engine.attempt_key import AttemptKey
 from services.common.engine.client import EngineClient
 from services.common.processes.drain import Drain
+from services.grammar.client import MaskClient
 from services.prefill import early_tickets
 from services.prefill.servicer import PrefillServicer
 
@@ -34,6 +35,9 @@ class FakeEngine:
         self.commands.append(command)
         await self.done.wait()
         yield EngineEvent()
+
+    async def send(self, command: EngineCommand) -> None:
+        self.commands.append(command)
 
     async def call(self, command: EngineCommand) -> EngineEvent:
         self.commands.append(command)
@@ -92,6 +96,61 @@ async def test_a_ticket_without_a_prompt_expires(monkeypatch: pytest.MonkeyPatch
     engine.done.set()
     await prefill.Prefill(prompt(), context)
     assert engine.commands[0].prefill.ticket_follows
+
+
+class SlowMasks:
+    """Masks of first tokens that come once they are `done`."""
+
+    def __init__(self) -> None:
+        self.done = asyncio.Event()
+
+    async def source(self, *_: object) -> str:
+        await self.done.wait()
+        return "a grammar"
+
+    async def next_mask(self, *_: object) -> bytes:
+        return b"mask"
+
+
+async def test_a_ticket_is_kept_while_its_prompt_waits_for_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that compile grammars may take seconds to start; a prompt whose ticket is dropped meanwhile
+    would wait for it until its deadline."""
+    monkeypatch.setattr(early_tickets, "LIFETIME_S", 0.01)
+    engine, context, masks = FakeEngine(), cast("Any", Context()), SlowMasks()
+    prefill = PrefillServicer(cast("EngineClient", engine), Drain(), cast("MaskClient", masks))
+    guided = prompt()
+    guided.grammar.regex = "a+"
+    call = asyncio.create_task(prefill.Prefill(guided, context))
+    await asyncio.sleep(0)
+    await prefill.ProvideTicket(GIVEN, context)
+    await asyncio.sleep(0.05)
+    second = PrefillRequest()
+    second.CopyFrom(guided)
+    with pytest.raises(AbortedError):
+        await prefill.Prefill(second, context)
+    masks.done.set()
+    engine.done.set()
+    await call
+    (command,) = engine.commands
+    assert command.prefill.ticket == GIVEN.ticket
+    assert not command.prefill.ticket_follows
+    assert command.first_token_mask == b"mask"
+
+
+async def test_a_ticket_goes_with_the_call_that_waited_for_a_grammar() -> None:
+    engine, context, masks = FakeEngine(), cast("Any", Context()), SlowMasks()
+    prefill = PrefillServicer(cast("EngineClient", engine), Drain(), cast("MaskClient", masks))
+    guided = prompt()
+    guided.grammar.regex = "a+"
+    call = asyncio.create_task(prefill.Prefill(guided, context))
+    await asyncio.sleep(0)
+    await prefill.ProvideTicket(GIVEN, context)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    engine.done.set()
+    await prefill.Prefill(prompt(), context)
+    assert engine.commands[-1].prefill.ticket_follows
 
 
 def given(number: int, size: int = 100, request_id: bytes = b"r" * 16) -> ProvideTicketRequest:
