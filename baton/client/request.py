@@ -55,7 +55,7 @@ class Sampling(RequestArguments, total=False):
 
 
 def to_request(model: str, prompt: Prompt, **sampling: Unpack[Sampling]) -> GenerateRequest:
-    """The message. Raises BatonError(INVALID) where a value does not fit its field."""
+    """The message. Raises BatonError(INVALID) where a value does not fit its field, which the error names."""
     fields: dict[str, Any] = dict(sampling)
     biases, stop = sampling.get("logit_bias", {}), sampling.get("stop", ())
     try:
@@ -65,10 +65,14 @@ def to_request(model: str, prompt: Prompt, **sampling: Unpack[Sampling]) -> Gene
         message = GenerateRequest(model=model, **_prompt(prompt))
         _add_template_fields(message, fields)
         _add_tools(message, fields)
-        message.MergeFrom(GenerateRequest(**fields))
-        return message
     except (TypeError, ValueError) as error:
         raise BatonError(ErrorKind.INVALID, f"not a request: {error}") from error
+    for name, value in fields.items():
+        try:
+            message.MergeFrom(GenerateRequest(**{name: value}))
+        except (TypeError, ValueError) as error:
+            raise BatonError(ErrorKind.INVALID, f"not a request: {name}: {error}") from error
+    return message
 
 
 def _grammar(fields: dict[str, Any]) -> Grammar | None:

@@ -89,8 +89,11 @@ def test_every_field_has_an_argument() -> None:
         ({"add_generation_prompt": True}, "need messages"),
         ({"whitespace_pattern": " "}, "whitespace_pattern needs"),
         ({"json_object": True, "regex": "a"}, "only one of"),
-        ({"add_special_tokens": "yes"}, "not a request"),
-        ({"odd": 1}, "not a request"),
+        ({"add_special_tokens": "yes"}, "not a request: add_special_tokens: "),
+        ({"max_draft_tokens": -1}, "not a request: max_draft_tokens: "),
+        ({"top_k": 1.5}, "not a request: top_k: "),
+        ({"prediction": ["a"]}, "not a request: prediction: "),
+        ({"odd": 1}, "not a request: odd: "),
     ],
 )
 def test_what_fits_no_field_is_refused(fields: dict[str, Any], message: str) -> None:

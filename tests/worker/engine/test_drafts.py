@@ -18,6 +18,7 @@ from baton.v1.decode_pb2 import TicketBody
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.types_pb2 import Attempt, Limits, Sampling
 from services.worker.engine.decode import block_allocation
+from tests.support.checkpoints import FAMILIES, MIXTURES
 from tests.worker.engine.engine_pair import BLOCK, Pair
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
@@ -227,6 +228,28 @@ def test_the_same_tokens_as_without_drafts(exchanges: tuple[Exchange, Exchange])
     assert len(drafting.progress) > len(plain.progress), "some were moved"
     assert drafting.counted("drafts") == sum(one.drafts for one in drafting.progress)
     assert drafting.counted("accepted") == sum(one.accepted for one in drafting.progress)
+
+
+@pytest.mark.parametrize(
+    ("name", "speculation"),
+    [("mixtral-8-of-2", "table"), pytest.param("gemma3-windows", "lookup", marks=pytest.mark.slow)],
+)
+def test_the_same_tokens_of_mixtures_and_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, speculation: str
+) -> None:
+    """Two engines with caches in fp8 whose drafts come from lookahead tables, too."""
+    monkeypatch.setattr(block_allocation, "ALLOCATION_TOKENS", 8)
+    (case,) = [case for case in (*FAMILIES, *MIXTURES) if case.name == name]
+    settings = {"checkpoint": case.make(tmp_path / "model"), "kv_dtype": "fp8"}
+    drafts = {"speculation": speculation, "draft_tokens": 3, "lookahead_table_mb": 1}
+    plain, drafting = Exchange(tmp_path, **settings), Exchange(tmp_path, **settings, **drafts)
+    requests = [replace(ask, cancel_after=None) for ask in asks(random.Random(6), 4)]
+    wanted = plain.run([replace(ask, move_after=None) for ask in requests])
+    for _ in range(2):  # the second time tables have what the first one's steps gave out
+        assert drafting.run(requests) == wanted
+    assert 0 < drafting.counted("accepted") <= drafting.counted("drafts")
+    for one in (plain, drafting):
+        one.close()
 
 
 def test_costs_of_steps_are_by_sequences_and_not_by_tokens(
