@@ -362,18 +362,12 @@ class WorkerConfig(StrictModel):
     log_level: LogLevel = "info"
 
     @model_validator(mode="after")
-    def _quantised_once(self) -> WorkerConfig:
+    def _settings_agree(self) -> WorkerConfig:
         check_quantised_once(self.engine.kv_dtype, self.transfer)
-        return self
-
-    @model_validator(mode="after")
-    def _drafts_on_one_device(self) -> WorkerConfig:
-        engine = self.engine
-        if self.role != "prefill" and engine.tensor_parallel > 1 and engine.speculation != "off":
-            raise ValueError(
-                f"tensor_parallel {engine.tensor_parallel} needs speculation off so far in workers of role "
-                f"{self.role}, not {engine.speculation}"
-            )
+        devices, drafts = self.engine.tensor_parallel, self.engine.speculation
+        if self.role != "prefill" and devices > 1 and drafts != "off":
+            why = f"needs speculation off so far in workers of role {self.role}, not {drafts}"
+            raise ValueError(f"tensor_parallel {devices} {why}")
         return self
 
     @property
