@@ -25,6 +25,10 @@ from services.prefill.early_tickets import EarlyTickets
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+# Seconds behind its first token within which the ticket of a prompt is due: a router gives a reservation 5 s,
+# and the call that brings the ticket as many.
+TICKET_S = 20.0
+
 
 class PrefillServicer(PrefillServiceServicer):
     """Forwards calls to the engine, which validates them."""
@@ -43,8 +47,8 @@ class PrefillServicer(PrefillServiceServicer):
         self._engine = engine
         self._drain = drain
         # Attempts whose Prefill call runs: the engine receives further commands about them behind their
-        # prompt.
-        self._running: set[AttemptKey] = set()
+        # prompt. With each, when its ticket is due; None once it has come, or where none is to come.
+        self._running: dict[AttemptKey, asyncio.Timeout | None] = {}
         # Tickets of attempts whose call waits for its first mask, which may take longer than tickets without
         # a call are kept; None before the ticket has come.
         self._waiting: dict[AttemptKey, Ticket | None] = {}
@@ -65,20 +69,26 @@ class PrefillServicer(PrefillServiceServicer):
             if (ticket := self._waiting.pop(key)) is not None:
                 request.ticket.CopyFrom(ticket)
                 request.ticket_follows = False
-            self._running.add(key)
             command = EngineCommand(prefill=request, first_token_mask=mask)
-            async for event in self._engine.stream(command, None if spans is None else spans.ended):
-                if spans is not None:
-                    spans.sent(event.prefill)
-                await context.write(event.prefill)
+            async with asyncio.timeout(None) as ticket_due:
+                self._running[key] = ticket_due if request.ticket_follows else None
+                async for event in self._engine.stream(command, None if spans is None else spans.ended):
+                    if spans is not None:
+                        spans.sent(event.prefill)
+                    if event.prefill.HasField("first_token") and self._running[key] is not None:
+                        ticket_due.reschedule(asyncio.get_running_loop().time() + TICKET_S)
+                    await context.write(event.prefill)
             finished = True
+        except TimeoutError:
+            message = f"no ticket came within {TICKET_S:g} s of the first token"
+            await abort(context, BatonError(ErrorKind.CONFLICT, message))
         except BatonError as error:
             finished = True
             if spans is not None:
                 spans.error = error.kind.name.lower()
             await abort(context, error)
         finally:
-            self._running.discard(key)
+            self._running.pop(key, None)
             self._waiting.pop(key, None)
             if spans is not None:
                 spans.record(finished=finished)
@@ -91,6 +101,7 @@ class PrefillServicer(PrefillServiceServicer):
         try:
             if key in self._running:
                 await self._engine.call(EngineCommand(provide_ticket=request))
+                self._has_ticket(key)
             elif key in self._waiting:
                 self._waiting[key] = request.ticket
             else:
@@ -98,6 +109,13 @@ class PrefillServicer(PrefillServiceServicer):
         except BatonError as error:
             await abort(context, error)
         return ProvideTicketResponse()
+
+    def _has_ticket(self, key: AttemptKey) -> None:
+        """Records that the ticket of an attempt whose call runs has come."""
+        due = self._running.get(key)
+        if due is not None and not due.expired():
+            due.reschedule(None)
+            self._running[key] = None
 
     async def _first_mask(self, request: PrefillRequest) -> bytes:
         """The mask of the prompt's first output token; empty where its output is not guided. Takes the

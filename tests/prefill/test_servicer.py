@@ -11,13 +11,13 @@ import pytest
 
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent
-from baton.v1.prefill_pb2 import PrefillRequest, ProvideTicketRequest
+from baton.v1.prefill_pb2 import FirstToken, PrefillRequest, PrefillResponse, ProvideTicketRequest
 from baton.v1.types_pb2 import Attempt
 from services.common.engine.attempt_key import AttemptKey
 from services.common.engine.client import EngineClient
 from services.common.processes.drain import Drain
 from services.grammar.client import MaskClient
-from services.prefill import early_tickets
+from services.prefill import early_tickets, servicer
 from services.prefill.servicer import PrefillServicer
 
 ATTEMPT = Attempt(request_id=b"a" * 16, number=1)
@@ -96,6 +96,37 @@ async def test_a_ticket_without_a_prompt_expires(monkeypatch: pytest.MonkeyPatch
     engine.done.set()
     await prefill.Prefill(prompt(), context)
     assert engine.commands[0].prefill.ticket_follows
+
+
+class DrawingEngine(FakeEngine):
+    """Draws the first token at once; the rest takes until `done`."""
+
+    async def stream(self, command: EngineCommand, _: object = None) -> AsyncIterator[EngineEvent]:
+        self.commands.append(command)
+        yield EngineEvent(prefill=PrefillResponse(first_token=FirstToken(token_id=5)))
+        await self.done.wait()
+
+
+@pytest.mark.parametrize("comes", [False, True], ids=["never", "comes"])
+async def test_a_prompt_does_not_wait_for_ever_for_its_ticket(
+    monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    monkeypatch.setattr(servicer, "TICKET_S", 0.02)
+    engine, context = DrawingEngine(), cast("Any", Context())
+    prefill = PrefillServicer(cast("EngineClient", engine), Drain())
+    call = asyncio.create_task(prefill.Prefill(prompt(), context))
+    await asyncio.sleep(0)
+    if comes:
+        await prefill.ProvideTicket(GIVEN, context)
+        await asyncio.sleep(0.1)
+        engine.done.set()
+        await call
+        return
+    async with asyncio.timeout(5):
+        with pytest.raises(AbortedError) as aborted:
+            await call
+    assert aborted.value.args == (grpc.StatusCode.FAILED_PRECONDITION,), "another attempt follows"
+    assert engine.commands[-1].cancel.attempt == ATTEMPT, "its blocks are freed"
 
 
 class SlowMasks:
