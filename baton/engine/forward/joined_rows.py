@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from baton.engine.forward.workspace import Workspace
 from baton.engine.model.layers.attention import Attention
+
+if TYPE_CHECKING:
+    from baton.engine.forward.workspace import Workspace
 
 
 class JoinedRows(Protocol):
