@@ -34,7 +34,8 @@ mutate: setup ## mutants of what safety rests on, and which of them no test noti
 	mutmut run --max-children 2
 	mutmut results
 
-check: lint types imports proto ## style, types, import contracts, wire, generated code
+check: setup ## style, types, import contracts, wire, generated code
+	@$(MAKE) --jobs --output-sync=target --no-print-directory lint types imports proto
 	@echo "check: all is well"
 
 lint: setup
