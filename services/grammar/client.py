@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from baton.base.errors import BatonError
 from baton.engine.shared_memory.mask_board import MOST_PROCESSES
 from baton.v1.types_pb2 import Grammar, Limits
-from services.grammar.compiler import COMPILE_PROGRAM, GrammarCompiler
+from services.grammar.compiler import COMPILE_PROGRAM, WAIT_S, GrammarCompiler
 from services.grammar.launch import SlotKey
 from services.grammar.process_client import PROGRAM, MaskProcessClient, MaskSetup
 
@@ -41,9 +41,10 @@ class MaskClient:
         on_failed: Callable[[int, int, BatonError], None],
         program: Sequence[str] = PROGRAM,
         compile_program: Sequence[str] = COMPILE_PROGRAM,
+        compile_wait_s: float = WAIT_S,
     ) -> None:
         """`on_failed` is called where a sequence that is followed cannot continue: slot, generation, why."""
-        self.compiler = GrammarCompiler(setup.folder, compile_program)
+        self.compiler = GrammarCompiler(setup.folder, compile_program, wait_s=compile_wait_s)
         self.processes = [
             MaskProcessClient(setup, number, on_failed, program, self.compiler.refuse)
             for number in range(setup.processes)

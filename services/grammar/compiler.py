@@ -64,9 +64,11 @@ class GrammarCompiler:
         program: Sequence[str] = COMPILE_PROGRAM,
         known_bytes: int = KNOWN_BYTES,
         stopped_s: float = STOPPED_S,
+        wait_s: float = WAIT_S,
     ) -> None:
         """`folder`: the model's."""
         self._stopped_s = stopped_s
+        self._wait_s = wait_s
         self._folder = folder
         self._program = program
         self.known = KnownGrammars(known_bytes, _known_bytes)
@@ -95,11 +97,11 @@ class GrammarCompiler:
         if (found := self.known.get(key)) is None:
             await self._started()  # which takes as long as to load a tokenizer
             try:
-                async with asyncio.timeout(WAIT_S):
+                async with asyncio.timeout(self._wait_s):
                     found = await self._compiled(tenant, key, grammar)
             except TimeoutError:
                 raise BatonError(
-                    LOST, f"the grammar's turn to be compiled did not come within {WAIT_S:g} s"
+                    LOST, f"the grammar's turn to be compiled did not come within {self._wait_s:g} s"
                 ) from None
         if isinstance(found, BatonError):
             self.refused += 1

@@ -58,6 +58,9 @@ def tools(schema: str, count: int) -> Grammar:
     return HERMES.grammar(ToolUse(tuple(found), tuple(found)), {})
 
 
+# A grammar is refused after 2 s of a core, which on a busy machine are many.
+PATIENT_S = 100.0
+
 # Of each kind of grammar, at ten times its bound and more, what has crashed or stalled compilers.
 HOSTILE: dict[str, Grammar] = {
     "json of ten times the bytes": Grammar(json_schema=json.dumps({"enum": ["x" * 50] * (BYTES // 54)})),
@@ -90,8 +93,9 @@ HOSTILE: dict[str, Grammar] = {
 
 @pytest.fixture
 async def compiler(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[GrammarCompiler]:
-    """A compiler with the bounds of its parameter."""
-    one = GrammarCompiler(make_folder(tmp_path), **getattr(request, "param", {}))
+    """A compiler with the bounds of its parameter. A request waits as long as a busy machine takes."""
+    bounds = {"wait_s": PATIENT_S, **getattr(request, "param", {})}
+    one = GrammarCompiler(make_folder(tmp_path), **bounds)
     yield one
     await one.stop()
 
@@ -119,7 +123,7 @@ class WholeWorker(Worker):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.client = MaskClient(self.setup, self.fail)
+        self.client = MaskClient(self.setup, self.fail, compile_wait_s=PATIENT_S)
 
     async def follow(self, slot: int) -> None:
         await self.client.follow((slot, 1), 3, AB, LIMITS, ())
@@ -206,6 +210,15 @@ async def test_a_grammar_that_ended_a_mask_process_is_refused_from_then_on(compi
 
 
 SLOW = [Grammar(regex=f"({letter}{{900}}){{900}}") for letter in "abc"]
+
+
+@pytest.mark.parametrize("compiler", [{"wait_s": 0.1}], indirect=True)
+async def test_a_request_waits_for_its_grammar_as_long_as_it_may(compiler: GrammarCompiler) -> None:
+    """One that is not compiled by then may be asked for again: it may be usable."""
+    await compiler.start()
+    with pytest.raises(BatonError, match=r"did not come within 0\.1 s") as caught:
+        await compiler.source("mallory", SLOW[0])
+    assert caught.value.kind is ErrorKind.CONFLICT
 
 
 async def test_a_tenants_grammars_are_compiled_one_by_one_and_others_do_not_wait_for_them(

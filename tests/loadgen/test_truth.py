@@ -22,14 +22,18 @@ STREAM = ("--output-len", "16", "--input-len", "16")
 
 @pytest.mark.parametrize("protocol", ["grpc", pytest.param("http", marks=pytest.mark.slow)])
 def test_times_are_those_of_the_server(serve: Serve, protocol: str, tmp_path: Path) -> None:
-    """Loosely, since a test may share its machine: no token was seen before it was sent, and half of all
-    within 50 ms."""
+    """Loosely, since a test may share its machine: no token is ever seen before it was sent, and in one run
+    of three half of all within 50 ms."""
     flags = ("--rate", "40", "--num-requests", "60", *MAY_LAG, *STREAM)
-    truth = measure(serve, QUEUE, protocol, tmp_path / "out", *flags)
-    assert truth.requests == 60
-    for metric in ("ttft", "to the last token"):
-        assert all(error > -0.1 for error in truth.errors[metric].values())
-        assert truth.errors[metric]["50"] < 50
+
+    def is_close(attempt: int) -> bool:
+        truth = measure(serve, QUEUE, protocol, tmp_path / f"out-{attempt}", *flags)
+        assert truth.requests == 60
+        errors = [truth.errors[metric] for metric in ("ttft", "to the last token")]
+        assert all(error > -0.1 for one in errors for error in one.values())
+        return all(one["50"] < 50 for one in errors)
+
+    assert any(is_close(attempt) for attempt in range(3))
 
 
 @pytest.mark.parametrize("protocol", ["grpc", pytest.param("http", marks=pytest.mark.slow)])
