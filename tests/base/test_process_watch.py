@@ -121,6 +121,11 @@ def _sleeps(pid: int) -> bool:
     return seen is not None and not seen.wanting
 
 
+def _is_stopped(pid: int) -> bool:
+    seen = activity(pid)
+    return seen is not None and seen.stopped
+
+
 def _watch_for(pid: int, seconds: float, *, sleep_counts: bool = True) -> ProcessWatch:
     """Watches a process until it was seen silent for a time, which is later where the watcher starves."""
     watch = ProcessWatch(pid, sleep_counts=sleep_counts)
@@ -138,7 +143,7 @@ def test_real_processes() -> None:
         assert _watch_for(pid, 0.5, sleep_counts=False).ran_s < 0.1
     with _running(SPINS) as pid:
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(0.1)
+        block_until(lambda: _is_stopped(pid))  # once it is given a core
         for sleep_counts in (True, False):
             watch = _watch_for(pid, 0.5, sleep_counts=sleep_counts)
             assert watch.ran_s == watch.silent_s > 0.4

@@ -27,7 +27,7 @@ async def generate(here: Site, tokens: int, first: int) -> None:
 @pytest.mark.parametrize("decode", [1, 2])
 async def test_a_large_request_is_not_starved_by_small_ones(site: SiteMaker, decode: int) -> None:
     """Enough clients always have a small request to take what becomes free."""
-    async with site(decode=decode, slots=16, queue_timeout_s=3) as here:
+    async with site(decode=decode, slots=16, queue_timeout_s=60) as here:
         for number in range(decode):
             behaviour = here.worker(f"decode-{number}").behaviour
             behaviour.capacity_tokens, behaviour.step_s = CAPACITY, 0.01
