@@ -105,12 +105,15 @@ class Heads:
 @dataclass(frozen=True, slots=True)
 class AttentionTuning:
     """The attention kernel's cut for a GPU. `registers`: of a thread, at most; None: as many as its code
-    likes. `tile`: tokens that a program takes at once, TILE or a half or a quarter of it."""
+    likes. `tile`: tokens that a program takes at once, TILE or a half or a quarter of it. `ahead`: of one row
+    a slot, a program asks for its item before it knows that there is one, and for the new token before it
+    norms its queries, though one program of a row has it. The bits are the same."""
 
     warps: int = 4
     stages: int = 3
     registers: int | None = None
     tile: int = TILE
+    ahead: bool = False
 
     @property
     def resident(self) -> int:

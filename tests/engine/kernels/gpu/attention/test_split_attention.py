@@ -74,6 +74,20 @@ def test_codes_are_read_and_written_with_their_scales(name: str) -> None:
     assert torch.equal(case.kv_scales, scales)
 
 
+@pytest.mark.parametrize("codes", [False, True], ids=["values", "codes"])
+@pytest.mark.parametrize("name", ["mixed, odd dim", "window and norms"])
+def test_asking_for_the_new_token_ahead_changes_no_bit(name: str, codes: bool) -> None:
+    heads, positions, block_tokens, norms, policy = CASES[name]
+    norms = norms and not codes
+    found = []
+    for ahead in (False, True):
+        case = AttentionCase.random(heads, positions, block_tokens=block_tokens, norms=norms, device=DEVICE)
+        case = case.quantised() if codes else case
+        out = run(case, policy, tuning=AttentionTuning(ahead=ahead))
+        found.append((out, case.cache.view(torch.uint8)))
+    assert all(one.equal(other) for one, other in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("policy", [SplitPolicy(1, 64), SplitPolicy(4, 64)], ids=["one part", "parts"])
 def test_a_token_before_that_outweighs_the_new_one(policy: SplitPolicy) -> None:
     """Scores far apart, as those of text are: the new token's value fades like all others."""
