@@ -142,9 +142,12 @@ def modules(config: pytest.Config, pattern: str) -> list[str]:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
     """Two processes have all of e2e, so that few clusters meet on the cores; a free one takes the next file
-    in the order of collection, not the one with most tests: that need not be the longest."""
+    in the order of collection, not the one with most tests: that need not be the longest. None, so that
+    xdist takes its own, where the command names one (`--dist worksteal`): "load" is what -n has without."""
+    if config.option.dist != "load":
+        return None
     from xdist.scheduler import LoadScopeScheduling
 
     config.option.loadscopereorder = False

@@ -49,9 +49,9 @@ steps_of() {
 }
 
 if wants drafts-exact; then
-    run drafts-kernels 150 bash -c 'test_on_gpu -n 8 --dist load tests/engine/kernels/gpu/speculation \
+    run drafts-kernels 150 bash -c 'test_on_gpu -n 8 --dist worksteal tests/engine/kernels/gpu/speculation \
         tests/engine/kernels/gpu/attention/test_slot_attention.py'
-    run drafts-tokens 240 bash -c 'test_on_gpu -n 6 --dist load tests/engine/speculation/test_graph_same_tokens.py'
+    run drafts-tokens 240 bash -c 'test_on_gpu -n 6 --dist worksteal tests/engine/speculation/test_graph_same_tokens.py'
 fi
 if wants drafts-rows; then
     run drafts-rows 150 python -m bench.decode "${model[@]}" --rows-per-slot 1,2,4,8 --batch 1,8,32,64,128 --json
@@ -85,13 +85,13 @@ if wants steps; then
     done
 fi
 if wants numbers; then
-    run numbers 300 bash -c 'test_on_gpu -n $((processes < 14 ? processes : 14)) --dist load --maxschedchunk 1 \
+    run numbers 300 bash -c 'test_on_gpu -n $((processes < 14 ? processes : 14)) --dist worksteal \
         tests/engine/decode/test_gpu_numbers.py tests/engine/kernels/gpu/attention/test_gpu_codes.py \
         tests/engine/kernels/gpu/attention/test_slot_attention.py'
 fi
 # Products whose multiprocessors share tiles of x: their tests, then a table that has them where they are the fastest.
 if wants wide; then
-    run wide-tests 120 bash -c 'test_on_gpu -n $((processes < 12 ? processes : 12)) --dist load \
+    run wide-tests 120 bash -c 'test_on_gpu -n $((processes < 12 ? processes : 12)) --dist worksteal \
         tests/engine/kernels/gpu/gemm/test_wide_product.py'
 fi
 if wants wide-table; then
@@ -100,14 +100,14 @@ if wants wide-table; then
 fi
 if wants experts-exact; then
     # These files' tests use a GPU where there is one.
-    run experts-kernels 150 bash -c 'test_here -n $processes --dist load tests/engine/kernels/gpu/experts \
+    run experts-kernels 150 bash -c 'test_here -n $processes --dist worksteal tests/engine/kernels/gpu/experts \
         tests/engine/executor/test_mixture_steps.py'
-    run experts-passes 240 bash -c 'test_here -n $processes --dist load -k "moe or mixture" tests/engine/decode/test_gpu_pass.py \
+    run experts-passes 240 bash -c 'test_here -n $processes --dist worksteal -k "moe or mixture" tests/engine/decode/test_gpu_pass.py \
         tests/engine/prefill/test_gpu_pass.py tests/engine/prefill/test_gpu_numerics.py \
         tests/engine/prefill/test_gpu_graphs.py'
 fi
 if wants experts-tokens; then
-    run experts-tokens 240 bash -c 'test_on_gpu -n 8 --dist load -s -k "moe or mixtral" tests/engine/test_gpu_tokens.py \
+    run experts-tokens 240 bash -c 'test_on_gpu -n 8 --dist worksteal -s -k "moe or mixtral" tests/engine/test_gpu_tokens.py \
         tests/engine/decode/test_gpu_logits.py'
 fi
 # table SHAPE [OPTION...]: products that the tables lack, in bf16 and in fp8; OUT gets the tables as well.
@@ -166,7 +166,7 @@ fi
 # Most of their time goes to compiling. Those of `numbers` and `wide` are left out; as many models of published widths
 # as there are processes would not fit on a GPU.
 if wants tests-engine; then
-    run tests-engine 600 bash -c 'test_on_gpu -n $processes --dist load --maxschedchunk 1 \
+    run tests-engine 600 bash -c 'test_on_gpu -n $processes --dist worksteal \
         tests/engine/prefill tests/engine/model tests/engine/decode tests/engine/executor tests/engine/speculation \
         tests/engine/sampling tests/engine/shared_memory tests/engine/test_gpu_tokens.py \
         tests/engine/test_gpu_requests.py tests/engine/kernels/gpu/speculation tests/engine/kernels/gpu/experts \
