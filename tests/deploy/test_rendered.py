@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft7Validator
 
-from tests.deploy.chart import CASES, CHART, Object, case, findings, render, values_of
+from tests.deploy.chart import CASES, CHART, Object, case, findings, render, render_with, values_of
 from tests.deploy.golden_files import difference
 from tests.deploy.kubernetes_schemas import NEWEST, errors_in
 from tests.support.fewer import one_in
@@ -62,6 +62,17 @@ def test_values_for_hardware_render() -> None:
 
     for name in ("values-cpu", "values-h100-8b", "values-h200-70b", "values-h200-70b-bf16"):
         assert render(yaml.safe_load((CHART / f"{name}.yaml").read_text(encoding="utf-8"))).objects
+
+
+@pytest.mark.parametrize(
+    ("name", "component"), [("default", "workers"), ("split", "decode"), ("ray", "supervisor")]
+)
+def test_off_without_quotes_is_off(name: str, component: str) -> None:
+    """Helm reads it as false."""
+    everywhere = {"engine__speculation": False, "engine__tune": False}
+    config = render_with(name, **everywhere, decode__engine={"speculation": False}).config(component)
+    assert (config["engine"]["speculation"], config["engine"]["tune"]) == ("off", "off")
+    assert config.get("engine_of_role", {}).get("decode", {"speculation": "off"}) == {"speculation": "off"}
 
 
 def test_schema_is_draft_07_and_refuses_unknown_keys_everywhere() -> None:
