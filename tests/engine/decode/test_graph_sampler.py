@@ -94,6 +94,20 @@ def test_rows_of_any_requests_equal_the_reference(vocab: int, chunk: int, dtype:
     check(batch, random_logits(rng, len(order), vocab, dtype), order, head=5000)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("vocab", "chunk", "dtype"), SHAPES)
+def test_logits_that_are_no_numbers_draw_tokens_of_the_vocabulary(
+    vocab: int, chunk: int, dtype: torch.dtype
+) -> None:
+    greedy, warm = SamplingParams(), SamplingParams(0.8)
+    params = [greedy, replace(greedy, presence_penalty=0.5), replace(greedy, logprobs=3), warm]
+    params += [replace(warm, top_k=5), replace(warm, top_p=0.9), replace(warm, min_p=0.1, top_n_sigma=3.0)]
+    batch = SampledBatch([Request(one) for one in params], vocab, chunk=chunk, device=DEVICE)
+    logits = torch.full((len(params), vocab), math.nan, dtype=dtype, device=DEVICE)
+    drawn = batch.drawn(logits, batch.ready(list(range(len(params)))))
+    assert all(0 <= token < vocab for token in drawn), drawn
+
+
 @pytest.mark.slow
 def test_more_candidates_than_are_held_at_once_and_chunks_in_several_pieces() -> None:
     params = (SamplingParams(0.8, 1600, 0.9), SamplingParams(1.5, 0, 0.7, min_p=1e-5))

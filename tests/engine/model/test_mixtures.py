@@ -15,6 +15,7 @@ from torch import Tensor
 from baton.base.errors import BatonError, ErrorKind
 from baton.engine.forward.layers.experts import ExpertsSpace
 from baton.engine.kernels.expert_tiles import LIBRARY_ROWS, space_bytes
+from baton.engine.kernels.product_rows import product_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.kernels.reference.experts import route
 from baton.engine.model.checkpoint import checkpoint_digest
@@ -221,8 +222,8 @@ def test_a_prefill_step_is_longer_where_memory_allows(tmp_path: Path) -> None:
     assert MemoryPlanner(config, EngineConfig(), layout, 32_768, weights, None).plan().chunk_tokens == 256
     block = sum(group.block_bytes for group in layout.groups)
     fewer = plan(85, chunk_tokens=2048, slots=64).kv_blocks - plan(85, slots=64).kv_blocks
-    more = prefill_bytes(config, EngineConfig(), 8192) - prefill_bytes(config, EngineConfig(), 2048)
-    assert fewer == pytest.approx(more / block, abs=2)
+    most, least = (prefill_bytes(config, EngineConfig(), product_rows(rows + 64)) for rows in (8192, 2048))
+    assert fewer == pytest.approx((most - least) / block, abs=2)
 
 
 @pytest.mark.parametrize("quantization", [None, "fp8", "int4"])

@@ -159,9 +159,7 @@ def test_devices_are_those_that_are_configured(monkeypatch: pytest.MonkeyPatch) 
     assert model_loader.devices_of(EngineConfig(tensor_parallel=2, device="cpu")) == [torch.device("cpu")] * 2
 
 
-@pytest.mark.parametrize(
-    "other", [{"speculation": "lookup"}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str
-)
+@pytest.mark.parametrize("other", [{"quantization": "int8"}, {"quantization": "int4"}], ids=str)
 def test_settings_that_do_not_go_together_are_named(other: dict[str, str]) -> None:
     (name,) = other
     with pytest.raises(ValidationError, match=f"tensor_parallel 2 needs {name}"):

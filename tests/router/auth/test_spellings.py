@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from baton.base.cluster_auth import RpcToken
 from baton.v1.admin_pb2 import DESCRIPTOR as ADMIN
 from services.common.config.tls import Auth
-from services.router import app
+from services.router import app, public_ports
 from services.router.auth.http_auth import require_keys
 from services.router.auth.keys import Keys
 from services.router.auth.scopes import ADMIN_HTTP_RULES, GRPC_RULES, HTTP_RULES, Access, Rule
@@ -98,7 +98,8 @@ def methods(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
             found[route.path] = min(route.methods)
         require_keys(served, keys, table)
 
-    monkeypatch.setattr(app, "require_keys", require_keys_of_markers)
+    for module in (app, public_ports):
+        monkeypatch.setattr(module, "require_keys", require_keys_of_markers)
     return found
 
 

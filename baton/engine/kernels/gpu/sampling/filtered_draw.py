@@ -104,7 +104,7 @@ def _draw(
         x = logits_of(logits, edited, row, i, is_edited, VOCAB)
         peak = tl.max(x, 0)
         tl.store(best + place, peak.to(tl.float64))
-        tl.store(best_at + place, tl.min(tl.where(x == peak, i, NOWHERE), 0))
+        tl.store(best_at + place, tl.min(tl.where((x == peak) & (i < VOCAB), i, NOWHERE), 0))
 
 
 @triton.jit

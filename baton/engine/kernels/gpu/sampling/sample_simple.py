@@ -77,7 +77,8 @@ def _sample_simple(
         scores = tl.load(mine + i, mask=i < VOCAB, other=float("-inf")).to(tl.float32)
         peak = tl.max(scores, 0)
         tl.store(best + place, peak.to(tl.float64))
-        tl.store(best_at + place, tl.min(tl.where(scores == peak, i, NOWHERE), 0))
+        # Where no score is a number, the peak is that of the places beyond the vocabulary.
+        tl.store(best_at + place, tl.min(tl.where((scores == peak) & (i < VOCAB), i, NOWHERE), 0))
 
 
 @triton.jit
