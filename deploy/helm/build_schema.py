@@ -48,6 +48,10 @@ def build() -> str:
         types |= yaml.safe_load((SOURCES / f"{name}.yaml").read_text(encoding="utf-8"))
     types["engine"] = _settings(EngineConfig)
     types["engine"]["properties"]["dtype"]["enum"] += ["bf16", "fp16", "fp32", "fp64"]
+    for setting in types["engine"]["properties"].values():
+        if "off" in setting.get("enum", ()):  # without quotes Helm reads it as false; templates put it back
+            setting["enum"].append(False)
+            setting["type"] = ["string", "boolean"]
     types["transfer"] = _settings(TransferConfig)
     types["routerSettings"] = _settings(RouterSettings)
     expansion = _Expansion(types)
