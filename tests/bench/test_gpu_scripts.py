@@ -112,7 +112,7 @@ def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
 
 
 def check_tests(words: list[str]) -> None:
-    """Tests that pytest is told to run are there, and so are markers."""
+    """The test paths and markers in the commands exist."""
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
     markers = {line.partition(":")[0] for line in known}
     assert words[1:].count("-vv") == 1, "one -v is taken back by the -q of pyproject.toml"

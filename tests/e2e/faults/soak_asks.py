@@ -1,5 +1,5 @@
-"""Requests of the soak: long and short, greedy and drawn, over each API, and the moment when a client goes
-away."""
+"""Requests of the soak: long and short, greedy and drawn, over each API, and when a client
+disconnects."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Way(Enum):
 
 @dataclass(frozen=True)
 class Leave:
-    """The moment when a client goes: after `after_s` seconds, or with its `at_token`-th token if that is
-    sooner, or with the end of its outputs, before that of the call (`at_end`)."""
+    """The moment of a client's disconnect: after `after_s` seconds, or with its `at_token`-th token if that
+    is sooner, or with the end of its outputs, before that of the call (`at_end`)."""
 
     way: Way
     after_s: float = LIMIT_S
