@@ -19,7 +19,8 @@ from services.grammar.launch import CompilerLaunch
 
 # The kind of error after which a router tries again elsewhere, and goes on using the worker for others.
 LOST = ErrorKind.CONFLICT
-_START_S = 60.0
+# The longest that a process may take until it serves.
+START_S = 60.0
 _STOP_S = 2.0
 
 log = get_log(__name__)
@@ -101,7 +102,7 @@ class ChannelProcess:
         model, CONFLICT where it ended or took too long. A caller that is cancelled cancels nothing but
         itself."""
         try:
-            async with asyncio.timeout(_START_S):
+            async with asyncio.timeout(START_S):
                 await asyncio.shield(self._ready)
         except TimeoutError:
             self.kill("it was not ready in time")

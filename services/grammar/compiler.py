@@ -25,7 +25,7 @@ from services.grammar.frames import error_of
 from services.grammar.launch import CompilerLaunch
 
 COMPILE_PROGRAM: tuple[str, ...] = python_module("services.grammar.compile_process")
-# How long a request waits for its grammar; a router gives a reservation 5 s.
+# How long a request waits for its grammar once the compile process has started.
 WAIT_S = 4.0
 # Tenants whose grammars are compiled at once, each in a process of at most 64 MiB; and requests of one tenant
 # that wait for their turn.

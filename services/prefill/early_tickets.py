@@ -1,4 +1,4 @@
-"""Tickets that arrive before their Prefill call: kept for a short time, in bounded number and size."""
+"""Tickets that arrive before they can be passed on: kept for a time, in bounded number and size."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from baton.base.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket
 from services.common.engine.attempt_key import AttemptKey
 
+# How long a ticket is kept that overtakes its Prefill call.
 LIFETIME_S = 5.0
 MAX_TICKETS = 4096
 # A ticket takes about 200 bytes, plus one number for each cache group.
@@ -18,9 +19,11 @@ MAX_BYTES = 4 << 20
 
 
 class EarlyTickets:
-    """The early tickets of one worker's front. Not thread-safe."""
+    """Early tickets of one worker's front. Not thread-safe."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, lifetime_s: float = LIFETIME_S, clock: Callable[[], float] = time.monotonic) -> None:
+        """`lifetime_s`: how long a ticket is kept; infinite where its taker drops those not needed."""
+        self._lifetime_s = lifetime_s
         self._clock = clock
         # Each with its size in bytes and when it is dropped; the oldest first.
         self._tickets: OrderedDict[AttemptKey, tuple[Ticket, int, float]] = OrderedDict()
@@ -30,7 +33,7 @@ class EarlyTickets:
         return len(self._tickets)
 
     def add(self, key: AttemptKey, ticket: Ticket) -> None:
-        """Keeps a ticket until it is taken, for `LIFETIME_S` at most; it replaces an earlier one of the
+        """Keeps a ticket until it is taken, for `lifetime_s` at most; it replaces an earlier one of the
         attempt.
 
         Raises BatonError: INVALID for a ticket that is too large, OVERLOADED where too many are kept.
@@ -42,7 +45,7 @@ class EarlyTickets:
         self._remove(key)
         if len(self._tickets) >= MAX_TICKETS or self.bytes + size > MAX_BYTES:
             raise BatonError(ErrorKind.OVERLOADED, "too many tickets wait for their prompts")
-        self._tickets[key] = ticket, size, self._clock() + LIFETIME_S
+        self._tickets[key] = ticket, size, self._clock() + self._lifetime_s
         self.bytes += size
 
     def take(self, key: AttemptKey) -> Ticket | None:

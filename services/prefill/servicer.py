@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import grpc
 
 from baton.base.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import Ticket
 from baton.v1.engine_pb2 import CancelCommand, EngineCommand
 from baton.v1.prefill_pb2 import PrefillRequest, ProvideTicketRequest, ProvideTicketResponse
 from baton.v1.prefill_pb2_grpc import PrefillServiceServicer
@@ -18,6 +18,7 @@ from services.common.engine.client import EngineClient
 from services.common.errors import abort
 from services.common.observability.tracing.recorder import SpanRecorder
 from services.common.processes.drain import Drain
+from services.grammar.channel_process import START_S
 from services.grammar.client import MaskClient
 from services.grammar.strip import without_grammar
 from services.prefill.call_spans import CallSpans
@@ -28,6 +29,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 # Seconds behind its first token within which the ticket of a prompt is due: a router gives a reservation 5 s,
 # and the call that brings the ticket as many.
 TICKET_S = 20.0
+# The same for a guided output, whose reservation may first wait for its worker's processes to start.
+GUIDED_TICKET_S = TICKET_S + START_S
 
 
 class PrefillServicer(PrefillServiceServicer):
@@ -49,9 +52,10 @@ class PrefillServicer(PrefillServiceServicer):
         # Attempts whose Prefill call runs: the engine receives further commands about them behind their
         # prompt. With each, when its ticket is due; None once it has come, or where none is to come.
         self._running: dict[AttemptKey, asyncio.Timeout | None] = {}
-        # Tickets of attempts whose call waits for its first mask, which may take longer than tickets without
-        # a call are kept; None before the ticket has come.
-        self._waiting: dict[AttemptKey, Ticket | None] = {}
+        # Attempts whose call waits for its first mask, which may take longer than tickets without a call are
+        # kept, and the tickets that have come for them.
+        self._waiting: set[AttemptKey] = set()
+        self.held = EarlyTickets(lifetime_s=math.inf)
         self.early = EarlyTickets()
 
     async def Prefill(self, request: PrefillRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
@@ -62,11 +66,15 @@ class PrefillServicer(PrefillServiceServicer):
             await abort(context, BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already"))
         spans = CallSpans.of(self._spans, request)
         request.ClearField("trace")  # the engine has no use for it
+        ticket_s = GUIDED_TICKET_S if request.HasField("grammar") else TICKET_S
         try:
             self._drain.check()
-            self._waiting[key] = self.early.take(key)
+            self._waiting.add(key)
+            if (early := self.early.take(key)) is not None:
+                self.held.add(key, early)
             mask = await self._first_mask(request)
-            if (ticket := self._waiting.pop(key)) is not None:
+            self._waiting.remove(key)
+            if (ticket := self.held.take(key)) is not None:
                 request.ticket.CopyFrom(ticket)
                 request.ticket_follows = False
             command = EngineCommand(prefill=request, first_token_mask=mask)
@@ -76,11 +84,11 @@ class PrefillServicer(PrefillServiceServicer):
                     if spans is not None:
                         spans.sent(event.prefill)
                     if event.prefill.HasField("first_token") and self._running[key] is not None:
-                        ticket_due.reschedule(asyncio.get_running_loop().time() + TICKET_S)
+                        ticket_due.reschedule(asyncio.get_running_loop().time() + ticket_s)
                     await context.write(event.prefill)
             finished = True
         except TimeoutError:
-            message = f"no ticket came within {TICKET_S:g} s of the first token"
+            message = f"no ticket came within {ticket_s:g} s of the first token"
             await abort(context, BatonError(ErrorKind.CONFLICT, message))
         except BatonError as error:
             finished = True
@@ -89,7 +97,8 @@ class PrefillServicer(PrefillServiceServicer):
             await abort(context, error)
         finally:
             self._running.pop(key, None)
-            self._waiting.pop(key, None)
+            self._waiting.discard(key)
+            self.held.take(key)
             if spans is not None:
                 spans.record(finished=finished)
             if not finished:
@@ -103,7 +112,7 @@ class PrefillServicer(PrefillServiceServicer):
                 await self._engine.call(EngineCommand(provide_ticket=request))
                 self._has_ticket(key)
             elif key in self._waiting:
-                self._waiting[key] = request.ticket
+                self.held.add(key, request.ticket)
             else:
                 self.early.add(key, request.ticket)
         except BatonError as error:

@@ -18,6 +18,7 @@ from services.common.engine.client import EngineClient
 from services.common.processes.drain import Drain
 from services.grammar.client import MaskClient
 from services.prefill import early_tickets, servicer
+from services.prefill.early_tickets import EarlyTickets
 from services.prefill.servicer import PrefillServicer
 
 ATTEMPT = Attempt(request_id=b"a" * 16, number=1)
@@ -88,9 +89,9 @@ async def test_a_ticket_before_its_prompt_is_sent_with_it() -> None:
     assert not command.prefill.ticket_follows
 
 
-async def test_a_ticket_without_a_prompt_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early_tickets, "LIFETIME_S", 0.01)
+async def test_a_ticket_without_a_prompt_expires() -> None:
     prefill, engine, context = made()
+    prefill.early = EarlyTickets(0.01)
     await prefill.ProvideTicket(GIVEN, context)
     await asyncio.sleep(0.05)
     engine.done.set()
@@ -107,14 +108,19 @@ class DrawingEngine(FakeEngine):
         await self.done.wait()
 
 
+@pytest.mark.parametrize("guided", [False, True], ids=["free", "guided"])
 @pytest.mark.parametrize("comes", [False, True], ids=["never", "comes"])
 async def test_a_prompt_does_not_wait_for_ever_for_its_ticket(
-    monkeypatch: pytest.MonkeyPatch, comes: bool
+    monkeypatch: pytest.MonkeyPatch, comes: bool, guided: bool
 ) -> None:
-    monkeypatch.setattr(servicer, "TICKET_S", 0.02)
-    engine, context = DrawingEngine(), cast("Any", Context())
-    prefill = PrefillServicer(cast("EngineClient", engine), Drain())
-    call = asyncio.create_task(prefill.Prefill(prompt(), context))
+    monkeypatch.setattr(servicer, "GUIDED_TICKET_S" if guided else "TICKET_S", 0.02)
+    engine, context, masks = DrawingEngine(), cast("Any", Context()), SlowMasks()
+    masks.done.set()
+    prefill = PrefillServicer(cast("EngineClient", engine), Drain(), cast("MaskClient", masks))
+    request = prompt()
+    if guided:
+        request.grammar.regex = "a+"
+    call = asyncio.create_task(prefill.Prefill(request, context))
     await asyncio.sleep(0)
     if comes:
         await prefill.ProvideTicket(GIVEN, context)
@@ -143,17 +149,21 @@ class SlowMasks:
         return b"mask"
 
 
-async def test_a_ticket_is_kept_while_its_prompt_waits_for_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", ["prompt", "ticket"])
+async def test_a_ticket_is_kept_while_its_prompt_waits_for_a_grammar(first: str) -> None:
     """Processes that compile grammars may take seconds to start; a prompt whose ticket is dropped meanwhile
     would wait for it until its deadline."""
-    monkeypatch.setattr(early_tickets, "LIFETIME_S", 0.01)
     engine, context, masks = FakeEngine(), cast("Any", Context()), SlowMasks()
     prefill = PrefillServicer(cast("EngineClient", engine), Drain(), cast("MaskClient", masks))
+    prefill.early = EarlyTickets(0.01)
+    if first == "ticket":
+        await prefill.ProvideTicket(GIVEN, context)
     guided = prompt()
     guided.grammar.regex = "a+"
     call = asyncio.create_task(prefill.Prefill(guided, context))
     await asyncio.sleep(0)
-    await prefill.ProvideTicket(GIVEN, context)
+    if first == "prompt":
+        await prefill.ProvideTicket(GIVEN, context)
     await asyncio.sleep(0.05)
     second = PrefillRequest()
     second.CopyFrom(guided)
@@ -182,6 +192,33 @@ async def test_a_ticket_goes_with_the_call_that_waited_for_a_grammar() -> None:
     engine.done.set()
     await prefill.Prefill(prompt(), context)
     assert engine.commands[-1].prefill.ticket_follows
+
+
+@pytest.mark.parametrize("first", ["prompt", "ticket"])
+async def test_tickets_of_prompts_that_wait_for_a_grammar_are_bounded(first: str) -> None:
+    engine, context, masks = FakeEngine(), cast("Any", Context()), SlowMasks()
+    prefill = PrefillServicer(cast("EngineClient", engine), Drain(), cast("MaskClient", masks))
+    large, calls, codes = early_tickets.MAX_TICKET_BYTES, [], set()
+    for number in range(600):
+        guided = PrefillRequest(attempt=Attempt(request_id=b"r" * 16, number=number), ticket_follows=True)
+        guided.grammar.regex = "a+"
+        if first == "ticket":
+            await prefill.ProvideTicket(given(number, large - 100), context)
+        calls.append(asyncio.create_task(prefill.Prefill(guided, context)))
+        await asyncio.sleep(0)
+        if first == "prompt":
+            codes.add(await refusal(prefill, given(number, large - 100), context))
+    if first == "prompt":
+        assert await refusal(prefill, given(0, large), context) is grpc.StatusCode.INVALID_ARGUMENT
+        assert codes == {None, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    else:
+        ended = {call.exception().args[0] for call in calls if call.done()}  # type: ignore[union-attr]
+        assert ended == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert early_tickets.MAX_BYTES - large < prefill.held.bytes <= early_tickets.MAX_BYTES
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert (len(prefill.held), prefill.held.bytes) == (0, 0)
 
 
 def given(number: int, size: int = 100, request_id: bytes = b"r" * 16) -> ProvideTicketRequest:
@@ -218,7 +255,7 @@ async def test_tickets_of_unknown_attempts_are_bounded_in_size_and_number() -> N
 
 def test_early_tickets_free_their_space() -> None:
     now = [0.0]
-    early = early_tickets.EarlyTickets(lambda: now[0])
+    early = EarlyTickets(clock=lambda: now[0])
     for number in range(3):
         early.add(AttemptKey(b"r" * 16, number), Ticket(body=bytes(100)))
     assert early.take(AttemptKey(b"r" * 16, 1)) == Ticket(body=bytes(100))

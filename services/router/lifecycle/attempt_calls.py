@@ -25,6 +25,9 @@ from services.router.workers.silent_attempts import attach
 from services.router.workers.worker_error import WorkerError, from_rpc_error
 
 RESERVE_S = 5.0
+# The same for a guided output. The first one of a worker starts the processes that compute masks, which load
+# a tokenizer; the worker bounds that itself (60 s), then the grammar's compilation and the first mask.
+GUIDED_RESERVE_S = 70.0
 PROVIDE_TICKET_S = 5.0
 GET_HANDOFF_S = 2.0
 # Wait for prefill's call when decode reports a cancel, in seconds: its first token may have ended the
@@ -91,7 +94,8 @@ class AttemptCalls:
             request.limits.CopyFrom(self._request.limits)
             request.output_ids.extend(self._output.emitted[: self._first_number])
         decode.outputs[self._request.id] = self._output
-        call = decode.peer.decode.Reserve(request, timeout=RESERVE_S)
+        guided = self._request.grammar is not None
+        call = decode.peer.decode.Reserve(request, timeout=GUIDED_RESERVE_S if guided else RESERVE_S)
         try:
             with decode.while_alive(call):
                 response = await call

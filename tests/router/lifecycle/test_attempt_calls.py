@@ -25,7 +25,8 @@ from baton.v1.prefill_pb2 import (
     ProvideTicketResponse,
 )
 from baton.v1.router_pb2 import TokenIds
-from baton.v1.types_pb2 import Limits, Sampling
+from baton.v1.types_pb2 import Grammar, Limits, Sampling
+from services.grammar import channel_process, compiler, process_client
 from services.router.lifecycle import attempt_calls
 from services.router.request.request import Echo
 from services.router.workers.worker_error import client_error
@@ -98,6 +99,17 @@ async def test_a_reservation_says_that_a_stop_string_may_end_it(monkeypatch: pyt
     await scene.calls.reserve()
     (call,) = scene.pair.decode_peer.calls["Reserve"]
     assert call.request.counts_in_every_message
+
+
+async def test_a_guided_reservation_waits_for_the_start_of_its_workers_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch, grammar=Grammar(regex="a+"))
+    scene.pair.decode_peer.answers["Reserve"] = ReserveResponse(ticket=TICKET)
+    await scene.calls.reserve()
+    (call,) = scene.pair.decode_peer.calls["Reserve"]
+    assert call.request.grammar.regex == "a+"
+    assert call.timeout > channel_process.START_S + compiler.WAIT_S + process_client.OPEN_S
 
 
 REFUSALS = [
