@@ -4,6 +4,7 @@ those of an engine without."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from baton.device.streams.stream import HostEvent
 from baton.engine.decode.slots import Grant
 from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.shared_memory.slot_progress import Progress
+from baton.engine.speculation.lookahead_cells import NO_TOKEN
 from baton.v1.engine_pb2 import CanaryCommand
 from baton.v1.types_pb2 import Attempt, WorkerRole
 from baton.v1.worker_pb2 import GetAuditRequest
@@ -154,3 +156,19 @@ def test_a_table_that_the_host_has_no_memory_for_is_refused(asker: Asker, tmp_pa
     )
     assert lookahead_table(model, EngineConfig(speculation="lookup"), memory) is None
     assert lookahead_table(model, EngineConfig(lookahead_table_mb=8), memory) is None
+
+
+@pytest.mark.parametrize("how", [{"speculation": "table"}, {"speculation": "auto", "lookahead_table_mb": 1}])
+def test_a_vocabulary_of_more_ids_than_cells_hold_is_refused(asker: Asker, how: dict[str, Any]) -> None:
+    model, engine = asker.engine.model, EngineConfig(**how)
+    most, more = (
+        replace(model, config=replace(model.config, vocab_size=ids)) for ids in (NO_TOKEN, NO_TOKEN + 1)
+    )
+    assert lookahead_table(most, engine) is not None
+    with pytest.raises(BatonError) as refused:
+        lookahead_table(more, engine)
+    assert (refused.value.kind, refused.value.message) == (
+        ErrorKind.INVALID,
+        "engine.lookahead_table_mb: the table holds ids of vocabularies of up to 2097151, not 2097152",
+    )
+    assert lookahead_table(more, engine.model_copy(update={"speculation": "off"})) is None
