@@ -81,6 +81,10 @@ class EngineReports:
         against the owners of their blocks."""
         prompts, decode, handoffs = self.prefill.steps, self.decode.loop, self.decode.handoffs
         allocation, sender = self.decode.allocation, self.prefill.sender.counters
+        decoded, rates = decode.tokens_decoded, decode.draft_rates
+        tokens, steps = self.decode.canary.without(
+            decoded, decoded if rates is None else rates.verified.steps
+        )
         report = worker_pb2.IntegrityReport(
             load=self.load(),
             engine_pid=os.getpid(),
@@ -90,7 +94,8 @@ class EngineReports:
             prompts_run=prompts.prompts_run,
             prompt_tokens_run=prompts.tokens_run,
             decode_steps=decode.ring.steps,
-            tokens_decoded=self.decode.canary.without(decode.tokens_decoded),
+            tokens_decoded=tokens,
+            sequence_steps=steps,
             ring_full_steps=decode.ring.full_steps,
             stalled_rows=decode.ring.stalled_rows,
             block_grants=allocation.allocations,
@@ -128,8 +133,6 @@ class EngineReports:
             experts=self._experts(),
             device_memory=self.memory,
         )
-        rates = decode.draft_rates
-        report.sequence_steps = report.tokens_decoded if rates is None else rates.verified.steps
         if self.decode.receiver is not None:
             receiver = self.decode.receiver.counters
             report.blocks_received = sum(receiver.blocks_received)

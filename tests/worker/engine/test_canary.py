@@ -15,7 +15,7 @@ from baton.engine.shared_memory.output_ring import Finish
 from baton.v1.engine_pb2 import CanaryCommand
 from baton.v1.types_pb2 import WorkerRole
 from baton.v1.worker_pb2 import GetAuditRequest
-from tests.worker.engine.stepped_engine import SLOTS, SteppedEngine, reserve
+from tests.worker.engine.stepped_engine import SLOTS, SteppedEngine, prefill, reserve
 
 Make = Callable[..., SteppedEngine]
 PREFILL = CanaryCommand(side=WorkerRole.WORKER_ROLE_PREFILL)
@@ -42,7 +42,11 @@ def cancelled(command: CanaryCommand) -> CanaryCommand:
 
 def assert_uncounted(engine: SteppedEngine) -> None:
     report = engine.ask(report=GetAuditRequest()).report
-    assert (report.prompts_run, report.prompt_tokens_run, report.tokens_decoded) == (0, 0, 0)
+    assert (report.prompts_run, report.prompt_tokens_run) == (0, 0)
+    assert (report.tokens_decoded, report.sequence_steps) == (0, 0)
+    assert [(sum(drafts.rows), sum(drafts.accepted)) for drafts in report.drafts] == [(0, 0)] * len(
+        report.drafts
+    )
     assert (report.prefixes.missed_tokens, report.prefixes.device_blocks, report.handoffs_committed) == (
         0,
         0,
@@ -62,8 +66,9 @@ def test_a_prompt_is_computed(make: Make) -> None:
     assert_uncounted(engine)
 
 
-def test_an_output_is_decoded(make: Make) -> None:
-    engine = make("decode", prefix_secret="theirs")
+@pytest.mark.parametrize("speculation", ["off", "lookup", "auto", "table"])
+def test_an_output_is_decoded(make: Make, speculation: str) -> None:
+    engine = make("decode", prefix_secret="theirs", speculation=speculation)
     for _ in range(SLOTS + 1):
         engine.records.clear()
         canary = engine.ask(canary=DECODE).canary
@@ -76,6 +81,44 @@ def test_an_output_is_decoded(make: Make) -> None:
         assert sum(record.has_token for record in engine.records) == canary.tokens == 5
         assert engine.records[-1].finish is Finish.LENGTH
     assert_uncounted(engine)
+
+
+@pytest.mark.parametrize("speculation", ["off", "lookup"])
+def test_counts_are_of_requests_alone(make: Make, speculation: str) -> None:
+    """Canaries before, beside and behind requests; one is cancelled."""
+    engine = make("both", speculation=speculation)
+
+    def counts() -> tuple[int, int]:
+        """Tokens, and those of them that were accepted drafts."""
+        report = engine.ask(report=GetAuditRequest()).report
+        accepted = sum(sum(drafts.accepted) for drafts in report.drafts)
+        assert report.sequence_steps == report.tokens_decoded - accepted
+        return report.tokens_decoded, accepted
+
+    def canary() -> None:
+        engine.ask(canary=DECODE)
+        engine.ask(canary=ADMIT)
+
+    canary()
+    engine.run_out()
+    assert counts() == (0, 0)
+    output: list[int] = []
+    for number in range(2):
+        engine.records.clear()
+        command = reserve(name=bytes([number]), most=20)
+        command.prediction_token_ids[:] = output
+        reserved = engine.ask(reserve=command).reserved
+        engine.send(prefill=prefill(reserved.ticket, name=bytes([number]), most=20))
+        canary()
+        engine.play()
+        engine.ask(canary=cancelled(DECODE))
+        engine.run_out()
+        assert counts()[0] == 19 * (number + 1)
+        output = [record.token for record in engine.records if record.slot == reserved.slot]
+    canary()
+    engine.run_out()
+    assert counts()[0] == 38
+    assert bool(counts()[1]) is (speculation != "off")
 
 
 @pytest.mark.gpu

@@ -2,8 +2,8 @@
 
 They are decoded like any others. The first one is at position 0, so no KV of a prompt is needed. The sequence
 has no ticket and no stream at a router. Its blocks come from the pools and are never named in the prefix
-cache; where no other block is free, the one least recently used there is evicted. Its tokens are left out of
-the integrity report.
+cache; where no other block is free, the one least recently used there is evicted. Its tokens and steps are
+left out of the integrity report; it has no drafts, so that each step gives it one token.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class DecodeCanary:
         self._slots = slots
         self._grant: Grant | None = None
         self._admitted = False
+        # Tokens, and as many steps, of canaries that have ended; the counts reported last.
         self._decoded = 0
-        self._reported = 0
+        self._reported_tokens = self._reported_steps = 0
 
     def grant(self, *, crowded: bool) -> CanaryEvent:
         """Takes a slot and blocks for the sequence, which `admit` starts. `crowded`: running sequences wait
@@ -62,6 +63,7 @@ class DecodeCanary:
             end=self._tokens + 1,
             sampling=sampling,
             limits=Limits(self._tokens),
+            most_drafts=0,
         )
         self._loop.complete(entry, token_ids=(), prompt_length=1, sampling=sampling, last_token=0)
         self._loop.admit(entry)
@@ -81,7 +83,7 @@ class DecodeCanary:
         grant = self._grant
         if grant is None or (grant.slot, grant.generation) != (slot, generation):
             return False
-        self._decoded += self._tokens
+        self._decoded += self._loop.progress.progress(slot, generation).steps
         self._release(grant)
         return True
 
@@ -89,11 +91,12 @@ class DecodeCanary:
         """The block tables of the running sequence."""
         return [] if self._grant is None else [self._grant.blocks]
 
-    def without(self, tokens_decoded: int) -> int:
-        """The number of decoded tokens without those of canaries; never less than returned before, since
-        the tokens of one that runs are left out at its end."""
-        self._reported = max(self._reported, tokens_decoded - self._decoded)
-        return self._reported
+    def without(self, tokens_decoded: int, sequence_steps: int) -> tuple[int, int]:
+        """Decoded tokens and sequences' steps without those of canaries; never less than returned before,
+        since a canary that runs is left out at its end."""
+        self._reported_tokens = max(self._reported_tokens, tokens_decoded - self._decoded)
+        self._reported_steps = max(self._reported_steps, sequence_steps - self._decoded)
+        return self._reported_tokens, self._reported_steps
 
     def _release(self, grant: Grant) -> None:
         self._grant, self._admitted = None, False
