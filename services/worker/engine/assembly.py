@@ -56,6 +56,7 @@ from services.worker.engine.prefill.request_check import RequestCheck
 from services.worker.engine.prefill.step_pipeline import PrefillPipeline
 from services.worker.engine.reports import EngineReports
 from services.worker.engine.startup.device_memory import device_memory
+from services.worker.engine.startup.host_memory import check_installed
 from services.worker.engine.startup.kv_wire_format import WireBlocks, wire_blocks
 from services.worker.engine.startup.link_setup import device_blocks, nccl_links
 from services.worker.engine.startup.link_tls import link_tls
@@ -91,7 +92,7 @@ def build_engine(
         identity=links.identity,
         signer=links.signer,
         emit=channel.send,
-        host=HostBlocks(model.cache, config.engine.host_kv_mb * 10**6 if config.role != "prefill" else 0),
+        host=_host_blocks(config, model),
         reserve_output_tokens=config.engine.reserve_output_tokens,
         prefix_cache=cache,
         receiver=receiver,
@@ -206,6 +207,13 @@ class _Links:
                 transfer.transport, self.wake, self.device, self.nccl, self.auth, self.tls
             ),
         )
+
+
+def _host_blocks(config: WorkerConfig, model: LoadedModel) -> HostBlocks:
+    """Room for swapped-out sequences. Raises BatonError(INVALID) where the host has less memory."""
+    size = config.engine.host_kv_mb * 10**6 if config.role != "prefill" else 0
+    check_installed("host_kv_mb", size)
+    return HostBlocks(model.cache, size)
 
 
 def _mask_board(launch: EngineLaunch, model: LoadedModel) -> MaskBoard | None:

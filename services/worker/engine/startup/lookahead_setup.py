@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from baton.base.errors import BatonError, ErrorKind
 from baton.engine.speculation.lookahead_cells import NO_TOKEN
 from baton.engine.speculation.lookahead_table import LookaheadTable
 from services.common.config.worker import EngineConfig
+from services.worker.engine.startup.host_memory import MEMORY, check_available
 from services.worker.engine.startup.model_loader import LoadedModel
 
-_MEMORY = Path("/proc/meminfo")
 
-
-def lookahead_table(
-    model: LoadedModel, engine: EngineConfig, memory: Path = _MEMORY
-) -> LookaheadTable | None:
+def lookahead_table(model: LoadedModel, engine: EngineConfig, memory: Path = MEMORY) -> LookaheadTable | None:
     """The table; None where there is to be none. A GPU's memory for it has been planned. Raises
     BatonError(INVALID) where a host has less memory left, or a cell has too few bits for the model's ids."""
     size, ids = engine.lookahead_table_bytes, model.config.vocab_size
@@ -28,7 +24,7 @@ def lookahead_table(
             f"engine.lookahead_table_mb: the table holds ids of vocabularies of up to {NO_TOKEN}, not {ids}",
         )
     if model.device.type != "cuda":
-        _check_host(size, memory)
+        check_available("lookahead_table_mb", size, memory)
     return LookaheadTable(
         model.slots,
         size,
@@ -37,13 +33,3 @@ def lookahead_table(
         model=model.fingerprint,
         alone=engine.speculation == "table",
     )
-
-
-def _check_host(size: int, memory: Path) -> None:
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", memory.read_text(), re.MULTILINE)
-    if found is not None and size > int(found[1]) * 1024:
-        raise BatonError(
-            ErrorKind.INVALID,
-            f"engine.lookahead_table_mb of {size / 1e9:.3g} GB does not fit: "
-            f"{int(found[1]) * 1024 / 1e9:.3g} GB of memory are available",
-        )

@@ -29,6 +29,7 @@ from baton.model_spec.model_files import TokenizerFiles
 from baton.model_spec.split import splits
 from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
+from services.worker.engine.startup.host_memory import check_installed
 from services.worker.engine.startup.loading_progress import LoadingProgress
 from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner, plan_devices
 
@@ -112,6 +113,9 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         need, blocks = weight_bytes(one, dtype, formats), one.layout(block_tokens, cache_name)
         planners.append(MemoryPlanner(one, engine, blocks, max_context, need, gpu, smaller, kernels))
     plan = plan_devices(planners)
+    if device.type == "cpu":
+        setting = "kv_memory_mb" if engine.kv_blocks is None else "kv_blocks"
+        check_installed(setting, plan.kv_blocks * sum(group.block_bytes for group in layout.groups))
     with LoadingProgress() as progress:
         if engine.weights == "random":
             weights = random_ranks(config, engine.weights_seed, devices, dtype, progress, formats)

@@ -15,6 +15,7 @@ from baton.engine.prefix_cache.host_store import HostBlockStore
 from baton.model_spec.block_hash import BlockHasher
 from services.common.config.worker import WorkerConfig
 from services.common.observability.logs import get_log
+from services.worker.engine.startup.host_memory import check_installed
 from services.worker.engine.startup.model_loader import LoadedModel
 
 # Tenants whose hashers are cached.
@@ -50,6 +51,8 @@ def _store(
     engine = config.engine
     if not engine.prefix_host_mb or config.role == "decode":  # decode steps do not wait for copies
         return None
+    host_bytes = engine.prefix_host_mb * 10**6
+    check_installed("prefix_host_mb", host_bytes)
     disk = None
     if engine.prefix_disk_dir is not None:
         folder = Path(engine.prefix_disk_dir) / config.name  # workers of one host share no files
@@ -60,7 +63,7 @@ def _store(
         except OSError as error:
             message = f"prefix_disk_dir {engine.prefix_disk_dir}: {error.strerror}"
             raise BatonError(ErrorKind.INVALID, message) from error
-    return HostBlockStore(model.cache, engine.prefix_host_mb * 10**6, disk)
+    return HostBlockStore(model.cache, host_bytes, disk)
 
 
 def _on_outage(folder: Path, reason: str | None) -> None:
