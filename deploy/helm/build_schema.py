@@ -49,7 +49,7 @@ def build() -> str:
     types["engine"] = _settings(EngineConfig)
     types["engine"]["properties"]["dtype"]["enum"] += ["bf16", "fp16", "fp32", "fp64"]
     for setting in types["engine"]["properties"].values():
-        if "off" in setting.get("enum", ()):  # without quotes Helm reads it as false; templates put it back
+        if "off" in setting.get("enum", ()):  # without quotes Helm reads it as false, which workers take
             setting["enum"].append(False)
             setting["type"] = ["string", "boolean"]
     types["transfer"] = _settings(TransferConfig)

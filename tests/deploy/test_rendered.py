@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft7Validator
 
+from services.common.config.settings_tree.settings import Settings
+from services.common.config.types import Role
 from tests.deploy.chart import CASES, CHART, Object, case, findings, render, render_with, values_of
 from tests.deploy.golden_files import difference
 from tests.deploy.kubernetes_schemas import NEWEST, errors_in
@@ -68,11 +70,17 @@ def test_values_for_hardware_render() -> None:
     ("name", "component"), [("default", "workers"), ("split", "decode"), ("ray", "supervisor")]
 )
 def test_off_without_quotes_is_off(name: str, component: str) -> None:
-    """Helm reads it as false."""
-    everywhere = {"engine__speculation": False, "engine__tune": False}
-    config = render_with(name, **everywhere, decode__engine={"speculation": False}).config(component)
-    assert (config["engine"]["speculation"], config["engine"]["tune"]) == ("off", "off")
-    assert config.get("engine_of_role", {}).get("decode", {"speculation": "off"}) == {"speculation": "off"}
+    """Helm reads it as false, and so does the file that workers get: they take that for off."""
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    engine = schema["definitions"]["engine"]["properties"]
+    words = [key for key, setting in engine.items() if False in setting.get("enum", ())]
+    assert words
+    everywhere = {f"engine__{key}": False for key in words}
+    rendered = render_with(name, **everywhere, decode__engine=dict.fromkeys(words, False)).config(component)
+    config = Settings.model_validate({key: rendered.get(key, {}) for key in ("engine", "engine_of_role")})
+    roles: tuple[Role, ...] = ("prefill", "decode")
+    for role in roles:
+        assert {getattr(config.engine_of(role), key) for key in words} == {"off"}
 
 
 def test_schema_is_draft_07_and_refuses_unknown_keys_everywhere() -> None:

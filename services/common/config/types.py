@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 # Plugins would be looked for in the metadata of every installed package, at each start of a process.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class StrictModel(BaseModel):
     """Frozen; an unknown key is an error. Validation errors never repeat the rejected value."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _false_is_off(cls, values: object) -> object:
+        """Reads false as `off` where that is one of a setting's words: programs that write YAML 1.1, such as
+        Helm, take the word without quotes for false."""
+        if not isinstance(values, dict):
+            return values
+        words = {name for name, field in cls.model_fields.items() if "off" in get_args(field.annotation)}
+        return {key: "off" if value is False and key in words else value for key, value in values.items()}
 
 
 # Who should touch a setting: everyone who starts Baton; operators, who run it for others; experts, who have

@@ -206,6 +206,20 @@ def test_off_in_a_file_is_a_value_and_not_false(tmp_path: Path) -> None:
     assert settings.served_model_name == "yes"
 
 
+def test_false_is_off_where_a_setting_has_that_word(tmp_path: Path) -> None:
+    """Programs that write YAML 1.1 write it so; true stands for none of its words, and false for no other."""
+    file = tmp_path / "baton.yaml"
+    file.write_text(
+        "engine: {speculation: false, tune: false}\nengine_of_role: {decode: {speculation: false}}\n"
+    )
+    engine = load("-c", str(file)).engine_of("decode")
+    assert (engine.speculation, engine.tune) == ("off", "off")
+    for refused in ("speculation: true", "dtype: false"):
+        file.write_text(f"engine: {{{refused}}}\n")
+        with pytest.raises(BatonError, match=f"engine.{refused.split(':')[0]}"):
+            load("-c", str(file))
+
+
 def test_baton_worker_has_transfer_flags() -> None:
     assert worker().transfer.transport == "auto"
     reported = worker("--transport", "nccl", "--role", "decode")

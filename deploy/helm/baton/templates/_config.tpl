@@ -100,7 +100,6 @@ tls:
 {{- $split := eq $values.topology "split" -}}
 {{- if $split -}}
 {{- $of := dict "prefill" (deepCopy $values.prefill.engine) "decode" (deepCopy $values.decode.engine) -}}
-{{- range $of }}{{- include "baton.restoreOff" . -}}{{- end -}}
 {{- $_ := set $config "engine_of_role" $of -}}
 {{- else -}}
 {{- $engine = mergeOverwrite $engine (deepCopy $values.workerGroup.engine) -}}
@@ -113,19 +112,8 @@ tls:
 {{- $role := eq .component "workers" | ternary $values.workerGroup (index $values .component | default dict) -}}
 {{- $engine = mergeOverwrite $engine (deepCopy $role.engine) -}}
 {{- end -}}
-{{- include "baton.restoreOff" $engine -}}
 {{- $_ := set $config "engine" $engine -}}
 {{- toYaml $config -}}
-{{- end -}}
-
-{{/* Puts `off` back into the settings of an engine that have such a value: without quotes Helm reads it as false. */}}
-{{- define "baton.restoreOff" -}}
-{{- $engine := . -}}
-{{- range list "speculation" "tune" -}}
-{{- if kindIs "bool" (get $engine .) -}}
-{{- $_ := set $engine . "off" -}}
-{{- end -}}
-{{- end -}}
 {{- end -}}
 
 {{/* The file of a component, whichever it is: (root, component). */}}
