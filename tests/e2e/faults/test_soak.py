@@ -13,12 +13,13 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.faults.soak_asks import Ask
 from tests.e2e.faults.soak_clients import Clients, Outcome, draw_asks
 from tests.e2e.faults.soak_faults import Faults
 from tests.e2e.faults.soak_truth import Truth
@@ -28,6 +29,8 @@ from tests.support.checkpoints import make_checkpoint
 
 FLAGS = ("--dtype", "float64", "--slots", "4", "--chunk-tokens", "16", "--block-tokens", "16")
 TOPOLOGIES = {"2+2": ("--prefill", "2", "--decode", "2"), "both": ("--both", "2")}
+Draw = Callable[[int, int], list[Ask]]
+"""Draws requests by a seed and their number."""
 AT_ONCE = 12
 # From the last client's leaving until nothing is held and all is as before.
 QUIET_S = 10.0
@@ -92,17 +95,17 @@ class Soaked:
         )
 
 
-async def soak(cluster: Cluster, size: Size, seed: int) -> Soaked:
+async def soak(cluster: Cluster, size: Size, seed: int, draw: Draw) -> Soaked:
     """Everything but the tokens is checked here."""
     await acquaint(cluster)
     before = await quiesces(cluster, None, QUIET_S)
     faults = Faults(cluster, random.Random(seed), size.every)
     async with faults.at_work(), Clients.of(cluster) as clients:
-        outcomes = await clients.all(draw_asks(seed, size.requests), AT_ONCE, faults.request_ended)
+        outcomes = await clients.all(draw(seed, size.requests), AT_ONCE, faults.request_ended)
         for volley in range(MOST_VOLLEYS):
             if struck(cluster, outcomes).keys() >= size.stages:
                 break
-            leaving = [ask for ask in draw_asks(seed + 1 + volley, 5 * VOLLEY) if ask.leave is not None]
+            leaving = [ask for ask in draw(seed + 1 + volley, 5 * VOLLEY) if ask.leave is not None]
             outcomes += await clients.all(leaving[:VOLLEY], AT_ONCE, faults.request_ended)
     quiet_s = await as_before(cluster, before)
     check_endings(outcomes, faults)
@@ -166,14 +169,39 @@ def check_tokens(model: Path, outcomes: Sequence[Outcome]) -> None:
         truth.judge(one)
 
 
-async def prove(cluster: Cluster, model: Path, size: Size) -> None:
-    soaked = await soak(cluster, size, seed=31)
+async def prove(cluster: Cluster, model: Path, size: Size, draw: Draw = draw_asks) -> None:
+    soaked = await soak(cluster, size, 31, draw)
     print(soaked)
     assert soaked.stages.keys() >= size.stages, "some stage was never struck"
     assert sum(soaked.faults.kills.values()) >= size.least_kills
     log = cluster.log.read_text()
     assert not [line for line in log.splitlines() if any(fault in line for fault in FAULTS_OF_OURS)]
     check_tokens(model, soaked.outcomes)
+
+
+def draw_alike(seed: int, count: int) -> list[Ask]:
+    """Requests of few prompts, each a few tokens over and over: guesses are found in a sequence's own text,
+    and in the outputs of others that were asked the same."""
+    known = [
+        replace(ask, prompt=(ask.prompt[:5] * len(ask.prompt))[: len(ask.prompt)]) for ask in draw_asks(0, 30)
+    ]
+    return [
+        replace(known[number % len(known)], api=ask.api, leave=ask.leave)
+        for number, ask in enumerate(draw_asks(seed, count))
+    ]
+
+
+async def drafts_were_verified(cluster: Cluster) -> None:
+    """Asserts that decode workers, since their last starts, have refused and accepted drafts of each
+    source."""
+    for source in ("text", "table"):
+        of_all = [
+            drafts
+            for report in (await cluster.reports()).values()
+            for drafts in report.drafts
+            if drafts.source == source
+        ]
+        assert sum(sum(drafts.rows) for drafts in of_all) > sum(sum(drafts.accepted) for drafts in of_all) > 0
 
 
 async def test_clients_leave_and_workers_die(model: Path) -> None:
@@ -189,4 +217,16 @@ async def test_a_thousand_requests(model: Path, topology: str, ray: str) -> None
     rare = {"reserved"} if topology == "2+2" else set[str]()
     with baton_up(model, *FLAGS, *TOPOLOGIES[topology], ray=ray) as cluster:
         await prove(cluster, model, replace(FULL, stages=FULL.stages - rare))
+        await tombstones_go(cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("topology", "drafts"), [("2+2", "lookup"), ("both", "auto")])
+async def test_a_thousand_requests_beside_drafts(model: Path, topology: str, drafts: str) -> None:
+    """The tables of workers that die are lost, and the drafts of their sequences; no token is another one."""
+    config = f"engine: {{speculation: {drafts}, lookahead_table_mb: 1}}"
+    with baton_up(model, *FLAGS, *TOPOLOGIES[topology], config=config) as cluster:
+        await prove(cluster, model, replace(FULL, stages=FULL.stages - {"reserved"}), draw_alike)
+        await drafts_were_verified(cluster)
         await tombstones_go(cluster)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,9 @@ from tests.worker.engine.stepped_engine import SteppedEngine
 
 @pytest.mark.parametrize("setting", ["kv_blocks", "host_kv_mb", "prefix_host_mb", "lookahead_table_mb"])
 def test_an_engine_refuses_more_than_the_host_has(tmp_path: Path, setting: str) -> None:
+    settings: dict[str, Any] = {"speculation": "lookup", setting: 10**9}
     with pytest.raises(BatonError) as refused:
-        SteppedEngine(tmp_path, speculation="lookup", **{setting: 10**9})
+        SteppedEngine(tmp_path, **settings)
     assert refused.value.kind is ErrorKind.INVALID
     assert f"engine.{setting} of " in refused.value.message
     assert "does not fit" in refused.value.message
