@@ -152,6 +152,11 @@ class Child:
             shown = line[:80].decode(errors="replace").strip()
             raise ChildError(f"{self.name} (pid {self.pid}) wrote {shown!r} instead of ready") from None
 
+    @property
+    def has_ended(self) -> bool:
+        """True once the process has ended."""
+        return self._ended.done()
+
     async def ended(self) -> int:
         """Waits for its end; the exit status as in `Popen.returncode`."""
         return await asyncio.shield(self._ended)
@@ -169,12 +174,12 @@ class Child:
 
     def terminate(self) -> None:
         """Sends SIGTERM: the first one drains the child, the second one ends it at once."""
-        if not self._ended.done():
+        if not self.has_ended:
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kills it and all processes of its session."""
-        if not self._ended.done():
+        if not self.has_ended:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def stop(self, deadline: float) -> None:

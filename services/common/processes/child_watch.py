@@ -43,9 +43,9 @@ class ChildWatch:
         self._silent: bool | None = None
 
     async def run(self) -> None:
-        """Watches until the child has been killed; to be cancelled when it has ended otherwise."""
+        """Watches until the child has ended, or has been killed here."""
         ask_at = 0.0
-        while True:
+        while not self._child.has_ended:
             now = time.monotonic()
             if self._child.answers != self._answered:
                 self._answered = self._child.answers

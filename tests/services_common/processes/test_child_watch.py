@@ -117,3 +117,16 @@ async def test_a_child_without_answers_is_left_alone(monkeypatch: pytest.MonkeyP
         await asyncio.sleep(2 * HUNG_S)
         assert (one.hung, one.changes) == ([], [])
         assert asked == [one.child]
+
+
+async def test_a_child_that_has_ended_is_watched_no_more() -> None:
+    """An owner may pause before the next start, and the silence of a dead process is no hang."""
+    async with watched(CHILD) as one:
+        one.child.send({"ready": 1})
+        await one.child.ready(10)
+        await until_answers(one)
+        one.child.kill()
+        await one.child.ended()
+        before = list(one.changes)
+        await asyncio.sleep(HUNG_S + ASLEEP_S)
+        assert (one.changes, one.hung) == (before, [])
