@@ -9,7 +9,12 @@ from typing import TextIO
 
 def notify(message: str) -> None:
     """Writes one line to stderr."""
-    write_line(sys.stderr, f"baton: {message}")
+    write_line(sys.stderr, one_line(f"baton: {message}"))
+
+
+def one_line(message: str) -> str:
+    """Escapes line breaks: a message may repeat a value that has some."""
+    return message.replace("\n", "\\n")
 
 
 def write_line(stream: TextIO, line: str) -> None:

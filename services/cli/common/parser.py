@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from services.cli.common.messages import write_line
+from services.cli.common.messages import one_line, write_line
 
 REFUSED = 2
 # A flag at the start of its line in a help text.
@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 def refuse(program: str, message: str) -> NoReturn:
     """Exits with code 2 and one line, which says whose help to read."""
-    write_line(sys.stderr, f"{program}: error: {message} (see {program} --help)")
+    write_line(sys.stderr, one_line(f"{program}: error: {message} (see {program} --help)"))
     sys.exit(REFUSED)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,34 @@ def test_false_is_off_where_a_setting_has_that_word(tmp_path: Path) -> None:
         file.write_text(f"engine: {{{refused}}}\n")
         with pytest.raises(BatonError, match=f"engine.{refused.split(':')[0]}"):
             load("-c", str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('cluster_secret_file: "a\\0b"', "cluster_secret_file has a NUL character"),
+        ('model: "\\0"', "model has a NUL character"),
+        ("[" * 5000, "FILE is nested too deeply"),
+        ("engine: " + "{a: " * 5000, "FILE is nested too deeply"),
+    ],
+    ids=["path", "model", "lists", "mappings"],
+)
+def test_files_that_python_itself_refuses(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text(text)
+    with pytest.raises(BatonError) as refused:
+        load("-c", str(file))
+    assert refused.value.message == message.replace("FILE", str(file))
+
+
+def test_an_error_is_one_line_whatever_it_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text("router:\n  admin_host: |\n    a line\n")
+    for arguments in (("-c", str(file)), ("--admin-host", "a\nb"), ("--no\nflag",)):
+        with contextlib.suppress(SystemExit):
+            assert main(["up", *arguments]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "\\n" in line
 
 
 def test_baton_worker_has_transfer_flags() -> None:

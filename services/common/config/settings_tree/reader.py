@@ -87,6 +87,11 @@ def read_values(view: View, values: Mapping[str, Any]) -> Settings:
 def _settings(view: View, given: Mapping[str, Any]) -> Settings:
     """The settings of values by path, and the view's defaults."""
     values = {**view.defaults, **given}
+    for path, value in values.items():
+        if (
+            isinstance(value, str) and "\0" in value
+        ):  # no path, address or secret has one, and system calls refuse it
+            raise invalid(f"{path} has a NUL character")
     _require(values, view)
     _validated(values)  # before files are read that it names
     return _validated(values | _secrets(values, view))
@@ -115,6 +120,8 @@ def read_yaml(path: Path, *, secret: bool = False, what: str = "") -> dict[str, 
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = "" if secret else f": {' '.join(str(error).split())}"
         raise invalid(f"{what}{path} is not valid YAML{reason}") from None
+    except RecursionError:
+        raise invalid(f"{what}{path} is nested too deeply") from None
     if values is not None and not isinstance(values, dict):
         raise invalid(f"{what}{path} must hold settings by name, not a {type(values).__name__}")
     return values or {}
