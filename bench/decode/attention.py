@@ -130,7 +130,9 @@ class PlainRun:
             programs, shortest = cut
             wanted = options.multiprocessors * programs // model.config.num_kv_heads
             options = replace(options, policy=SplitPolicy(max(1, wanted), shortest))
-        self._pass = DecodePass(model, cache, tuple(table for _ in model.layout.groups), rows, options)
+        tables = tuple(table for _ in model.layout.groups)
+        count = torch.tensor([rows], device=device)
+        self._pass = DecodePass(model, cache, tables, rows, options, row_count=count)
         self._attention = [layer.attention for layer in model.layers]
         self._bytes = rows * reduced.kv_elements_read(context) * reduced.kv_element_bytes(precision)
         self._pass.workspace.qkv[:rows].normal_()

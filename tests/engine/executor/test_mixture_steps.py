@@ -87,8 +87,10 @@ def test_steps_without_sequences_take_experts_only_while_they_are_measured(folde
     graph()
     loop.queue.drain()
     assert experts.ids[:4].tolist() == [[-1, -1]] * 4
+    before = taken_in_all(engine)
     engine.run(engine.start(PROMPTS[0], max_tokens=2))
-    assert experts.ids[0].min() >= 0
+    counts = [after - one for after, one in zip(taken_in_all(engine), before, strict=True)]
+    assert counts == [2 * (len(PROMPTS[0]) + 1)] * 2
 
 
 def test_a_decode_step_joins_a_prompt(folder: Path) -> None:

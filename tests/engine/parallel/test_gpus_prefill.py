@@ -24,7 +24,6 @@ from tests.engine.parallel.test_prefill_on_ranks import (
     DRAWN,
     GREEDY,
     add,
-    compare_logprobs,
     distance,
     first_logprobs,
     fp8_folder,
@@ -99,13 +98,21 @@ def test_prompts_of_thousands_of_tokens(tmp_path: Path) -> None:
 
 
 def test_bfloat16_is_as_near_as_its_roundings(tmp_path: Path) -> None:
-    """The first token's logprobs, and others'."""
+    """The first token's logprobs, and others', differ from those in float32 as one GPU's do."""
     draw = random.Random(3)
     texts = [tuple(draw.choices(range(VOCAB), k=draw.randint(1, 60))) for _ in range(24)]
-    options: dict[str, Any] = {"dtype": "bfloat16", "numerics": "fast", "changes": SHAPE, "chunk": 512}
-    both = engines(tmp_path / "model", slots=24, blocks=600, **options)
-    for one, other in zip(*(first_logprobs(engine, texts) for engine in both), strict=True):
-        compare_logprobs(one, other, 0.15)
+    size: dict[str, Any] = {"changes": SHAPE, "slots": 24, "blocks": 600}
+    options: dict[str, Any] = {"dtype": "bfloat16", "numerics": "fast", "chunk": 512}
+    exact, one, two = (
+        first_logprobs(engine, texts)
+        for engine in (
+            LocalEngine(tmp_path / "model", **size),
+            *engines(tmp_path / "model", **size, **options),
+        )
+    )
+    errors = distance(exact, one), distance(exact, two)
+    print(f"\nPROOF errors of logprobs in bfloat16, RMS: {errors[0]:.4f} on one GPU, {errors[1]:.4f} on two")
+    assert errors[1] < 1.2 * errors[0] + 0.01
 
 
 @pytest.mark.parametrize("prompts", ["graphs", "eager"])

@@ -359,15 +359,6 @@ def distance(some: Sequence[Logprobs], others: Sequence[Logprobs]) -> float:
     return float((sum(squares) / len(squares)) ** 0.5)
 
 
-def compare_logprobs(one: Logprobs, other: Logprobs, most: float) -> None:
-    """Asserts that nearly the same tokens are the likeliest, with logprobs that differ by `most`."""
-    mine, theirs = dict(other.top), dict(one.top)
-    common = mine.keys() & theirs.keys()
-    assert len(common) >= 15
-    for token in common:
-        assert mine[token] == pytest.approx(theirs[token], abs=most)
-
-
 def add(engine: LocalEngine, prompt: tuple[int, ...], **fields: Any) -> Prompt:
     """A prompt that the next prefill steps compute."""
     sequence = Start(prompt, **fields).sequence()

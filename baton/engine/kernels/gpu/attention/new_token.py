@@ -17,9 +17,11 @@ def _rotated(x, partner, cos, sin, low):
 
 
 @triton.jit
-def _normed(x, weight, eps, DIM: tl.constexpr, dtype: tl.constexpr, ROUNDS: tl.constexpr):
-    """RMSNorm over the last dimension of a 2-D tile; ROUNDS: before the weight multiplies it, too."""
-    scaled = x * tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)[:, None]
+def _normed(x, weight, eps, DIM: tl.constexpr, dtype: tl.constexpr, ROUNDS: tl.constexpr, SUM: tl.constexpr):
+    """RMSNorm over the last dimension of a 2-D tile; ROUNDS: before the weight multiplies it, too. SUM: dtype
+    of the sum of squares."""
+    squares = tl.sum((x * x).to(SUM), 1).to(tl.float32)
+    scaled = x * tl.rsqrt(squares / DIM + eps)[:, None]
     if ROUNDS:
         scaled = scaled.to(dtype).to(tl.float32)
     return (scaled * weight).to(dtype).to(tl.float32)
@@ -46,8 +48,8 @@ def load_heads(
         rounds: tl.constexpr = norm.dtype.element_ty == dtype
         weight = tl.load(norm + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
         weight_partner = tl.load(norm + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
-        x = _normed(x, weight, eps, DIM, dtype, rounds)
-        x_partner = _normed(x_partner, weight_partner, eps, DIM, dtype, rounds)
+        x = _normed(x, weight, eps, DIM, dtype, rounds, tl.float32)
+        x_partner = _normed(x_partner, weight_partner, eps, DIM, dtype, rounds, tl.float32)
     return _rotated(x, x_partner, cos, sin, low[None, :]).to(dtype)
 
 
@@ -119,8 +121,11 @@ def write_token(
     k, k_partner = k.to(tl.float32)[None, :], k_partner.to(tl.float32)[None, :]
     if QK_NORM:
         rounds: tl.constexpr = weight.dtype == dtype
-        k = _normed(k, weight.to(tl.float32)[None, :], eps, DIM, dtype, rounds)
-        k_partner = _normed(k_partner, weight_partner.to(tl.float32)[None, :], eps, DIM, dtype, rounds)
+        weight, weight_partner = weight.to(tl.float32)[None, :], weight_partner.to(tl.float32)[None, :]
+        # Kernels that spread a vector over threads in other ways have to write the same bits: in float32 the
+        # last bit of a sum depends on its order.
+        k = _normed(k, weight, eps, DIM, dtype, rounds, tl.float64)
+        k_partner = _normed(k_partner, weight_partner, eps, DIM, dtype, rounds, tl.float64)
     k = _rotated(k, k_partner, cos[None, :], sin[None, :], low[None, :]).to(dtype)
     v = v[None, :]
     places = layer + block * block_stride + (position % BLOCK_TOKENS) * DIM + d[None, :]

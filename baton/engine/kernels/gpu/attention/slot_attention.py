@@ -145,13 +145,13 @@ def _attend_item(
         number = tl.arange(0, _NEW)
         known = number < before + rows
         token_row = row - before + number
-        turn = token_row[:, None] * half + (d % half)[None, :]
-        turned = known[:, None] & (d < DIM)[None, :]
+        token_turn = token_row[:, None] * half + (d % half)[None, :]
+        token_turned = known[:, None] & (d < DIM)[None, :]
         k, v, k_scales, v_scales = write_tokens(
             qkv + token_row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * DIM), new + number, known,
             known & (number >= before), head, layer, layer_pairs, table, block_stride, plane_stride,
-            scale_block_stride, tl.load(cos_rows + turn, mask=turned, other=0.0),
-            tl.load(sin_rows + turn, mask=turned, other=0.0), key_norm, eps,
+            scale_block_stride, tl.load(cos_rows + token_turn, mask=token_turned, other=0.0),
+            tl.load(sin_rows + token_turn, mask=token_turned, other=0.0), key_norm, eps,
             HEADS, KV_HEADS, DIM, DIM_PADDED, BLOCK_TOKENS, QK_NORM, CODES,
         )  # fmt: skip
         shown = known[None, :] & ((new + number)[None, :] <= positions[:, None])

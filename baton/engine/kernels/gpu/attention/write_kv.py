@@ -1,8 +1,7 @@
 """Writes the keys and values of a step's rows into the paged cache: one node a layer, before attention of an
 item a row, where a slot's rows read each other's (mode `exact`).
 
-The bits are those that `split_attention` writes for a row of its own, if both run with as many warps: the
-norm's sum depends on how a vector is spread over them.
+The bits are those that `split_attention` writes for a row of its own.
 """
 
 from __future__ import annotations

@@ -278,7 +278,10 @@ def as_chosen(
                 if tile_rows == FEW_ROWS:
                     own = EntryTiles.empty(1, top_k, DEVICE).of(parts[2])
                     alone = mixture.by_tiles(own, *parts, Epilogue.SWIGLU)[0]
-                    assert relative_rms(alone.float(), expected[row].float()) < 0.03, name
+                    if bool((parts[2] < 0).all()):
+                        assert not alone.any(), name
+                    else:
+                        assert relative_rms(alone.float(), expected[row].float()) < 0.03, name
 
 
 @pytest.mark.slow
