@@ -23,18 +23,16 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-async def test_drafts_behind_a_handoff_change_no_token(cluster: Cluster, model: Path) -> None:
+async def test_drafts_behind_a_handoff_change_no_token(cluster: Cluster, unlike: Cluster) -> None:
     plain = await answers_of(cluster, dict.fromkeys(ASKED, ""))
-    flags = ("--dtype", "float64", "--numerics", "exact", *CUT, "--speculation", "lookup")
-    with baton_up(model, *flags) as speculating:
-        predicted = await answers_of(speculating, {name: one.text for name, one in plain.items()})
-        async with speculating.stub() as stub:
-            stop = plain["greedy"].text[20:23]
-            stopped = await speculating.generate(
-                stub, PROMPT, max_tokens=TOKENS, ignore_eos=True, temperature=0, stop=[stop]
-            )
-        (decode,) = [report for name, report in (await speculating.reports()).items() if name == "decode-0"]
-        assert decode.speculative_steps > 0
+    predicted = await answers_of(unlike, {name: one.text for name, one in plain.items()})
+    async with unlike.stub() as stub:
+        stop = plain["greedy"].text[20:23]
+        stopped = await unlike.generate(
+            stub, PROMPT, max_tokens=TOKENS, ignore_eos=True, temperature=0, stop=[stop]
+        )
+    (decode,) = [report for name, report in (await unlike.reports()).items() if name == "decode-0"]
+    assert decode.speculative_steps > 0
     assert stopped.text == plain["greedy"].text.partition(stop)[0]
     assert stopped.last is not None
     counted = stopped.last.trace.drafts
