@@ -7,6 +7,7 @@ meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NewType
 
 import numpy as np
@@ -34,7 +35,7 @@ class HostBlocks:
             torch.empty(count, group.block_bytes, dtype=torch.uint8, pin_memory=on_gpu and count > 0)
             for group in cache.layout.groups
         ]
-        self._free = [list(range(count)) for _ in self._room]
+        self._free = [_FreePlaces(count) for _ in self._room]
 
     @property
     def free(self) -> int:
@@ -83,3 +84,27 @@ class HostBlocks:
                 copy = self._cache.load if inward else self._cache.save
                 copy(group, tables[group][: len(places[group])], room, places[group])
             return self._stream.record_event()
+
+
+class _FreePlaces:
+    """The free indices below `count`. Those never taken are no list: of a small model's blocks there
+    are hundreds of thousands, a list of which takes each start milliseconds and megabytes."""
+
+    def __init__(self, count: int) -> None:
+        self._untaken = range(count)
+        self._returned: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._untaken) + len(self._returned)
+
+    def pop(self) -> int:
+        """Takes one; raises IndexError where none is free."""
+        if self._returned:
+            return self._returned.pop()
+        place = self._untaken[-1]
+        self._untaken = self._untaken[:-1]
+        return place
+
+    def extend(self, places: Iterable[int]) -> None:
+        """Gives taken ones back."""
+        self._returned.extend(places)
