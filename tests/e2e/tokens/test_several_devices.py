@@ -40,7 +40,7 @@ async def test_a_decode_worker_of_two_devices(cluster: Cluster, model: Path) -> 
 
 
 async def judge(cluster: Cluster, divided: Cluster, prefill: int, decode: int) -> None:
-    """Compares both clusters' answers; `divided` has workers of so many devices."""
+    """Compares both clusters' answers. `prefill`, `decode`: devices of each role's worker in `divided`."""
     wanted, found = await answers_of(cluster), await answers_of(divided)
     reports = await divided.reports()
     assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
