@@ -165,7 +165,9 @@ async def test_a_stop_string_split_over_tokens(apis: Any, known: Known, tokenize
 async def test_a_list_of_prompts_has_indexed_choices(cluster: Cluster, tokenizer: Tokenizer) -> None:
     """The answers come whole and streamed."""
     draw = random.Random(4)
-    prompts = [[draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 90))] for _ in range(20)]
+    # Of one token, at the ends of blocks and chunks, and of several chunks; in no order.
+    lengths = (18, 1, 90, 7, 8, 17, 45, 6)
+    prompts = [[draw.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
     texts = ["one text", "and another, longer: naïve 接力"]
     fields: dict[str, Any] = {"temperature": 0.0, "max_tokens": 9, "ignore_eos": True}
     async with cluster.http() as client:

@@ -16,16 +16,16 @@ VOCAB, MOST = 97, 10
 SHAPE = {"num_attention_heads": 4, "num_key_value_heads": 4}
 
 
-def starts(count: int) -> list[Start]:
-    """Each feature alone, all together, none, and random ones."""
+def starts(count: int, most: int = MOST) -> list[Start]:
+    """Each feature alone, all together, none, and random ones; `most`: tokens of an output."""
     rng, made = random.Random(count), []
     chosen = [frozenset([feature]) for feature in FEATURES] + [frozenset(FEATURES), frozenset()]
     chosen += [random_features(rng) for _ in range(count - len(chosen))]
     for features in chosen[:count]:
-        limits = random_limits(rng, features, VOCAB, MOST)
+        limits = random_limits(rng, features, VOCAB, most)
         prompt = tuple(rng.choices(range(VOCAB), k=rng.randint(1, 30)))
         sampling = random_params(rng, features, VOCAB)
-        made.append(Start(prompt, MOST, sampling, limits.stop_token_ids, limits.min_tokens))
+        made.append(Start(prompt, most, sampling, limits.stop_token_ids, limits.min_tokens))
     return made
 
 

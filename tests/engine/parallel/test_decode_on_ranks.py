@@ -114,11 +114,11 @@ def test_a_step_that_one_device_is_late_for(tmp_path: Path, node: int, late: int
 
 
 @pytest.mark.parametrize(
-    ("ranks", "numerics"),
-    [(2, "fast"), pytest.param(2, "exact", marks=SLOW), pytest.param(4, "exact", marks=SLOW)],
+    ("ranks", "numerics", "most"),
+    [(2, "fast", 6), pytest.param(2, "exact", 10, marks=SLOW), pytest.param(4, "exact", 10, marks=SLOW)],
 )
-def test_requests_with_every_feature(tmp_path: Path, ranks: int, numerics: str) -> None:
-    requests = starts(12)
+def test_requests_with_every_feature(tmp_path: Path, ranks: int, numerics: str, most: int) -> None:
+    requests = starts(12, most)
     found = []
     for engine in (
         LocalEngine(tmp_path / "one", slots=12, blocks=200, changes=SHAPE),
