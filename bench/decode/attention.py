@@ -87,8 +87,7 @@ def tunings() -> list[AttentionTuning]:
 
     found = [AttentionTuning(warps, stages) for warps in (2, 4, 8) for stages in (2, 3, 4, 5)]
     half = [AttentionTuning(warps, stages, tile=TILE // 2) for warps in (2, 4) for stages in (3, 4, 5, 6)]
-    ahead = [AttentionTuning(warps, stages, ahead=True) for warps in (2, 4) for stages in (2, 3)]
-    return [*found, *ahead, *(AttentionTuning(4, stages, 128) for stages in (2, 3)), *half]
+    return [*found, *(AttentionTuning(4, stages, 128) for stages in (2, 3)), *half]
 
 
 class PlainRun:

@@ -154,10 +154,13 @@ class DecodePass:
         heads, entries = self.heads[group], self._entries(rows, several)
         if options.attention is not None:
             return options.attention
+        if options.exact:  # how a sum is spread over warps changes its last bit
+            return AttentionTuning()
         if several:
             per_item = rows_per_item(heads, self._rows_per_slot)
             return AttentionTuning.of_slots(heads, entries, per_item, options.multiprocessors, quantised)
-        return AttentionTuning.of(heads, entries, options.multiprocessors, quantised)
+        normed = any(layer.attention.head_norms is not None for layer in self._model.layers)
+        return AttentionTuning.of(heads, entries, options.multiprocessors, quantised, normed)
 
     def most_items(self, group: int, rows: int, several: bool = False) -> int:
         """Items that a step of `rows` rows may have."""

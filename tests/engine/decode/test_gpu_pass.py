@@ -148,15 +148,32 @@ def one_step(
     return step.run(count), expected, caches
 
 
-def test_the_list_of_items_holds_those_of_every_number_of_rows(tmp_path: Path) -> None:
-    """Few rows of a cache in fp8 are cut into more items than many."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    config = load_config(tmp_path)
+def pass_of_codes(folder: Path, rows: int, options: PassOptions, family: str = "llama") -> DecodePass:
+    """A pass of a small model over a cache in fp8."""
+    (folder / "config.json").write_text(json.dumps(CONFIG | FAMILIES[family]))
+    config = load_config(folder)
     layout = config.layout(4, "float8_e4m3fn")
     precision = Precision.of(torch.float32, torch.float8_e4m3fn)
     model = Model(config, random_weights(config, 3, "cpu", torch.float32), layout, "cpu", precision)
-    options, tables = PassOptions(ProductTable([]), None, 24), (torch.zeros(9, 2, dtype=torch.int32),)
-    step = DecodePass(model, KVCache(layout, 2, "cpu"), tables, 9, options)
+    tables = (torch.zeros(rows, 2, dtype=torch.int32),)
+    return DecodePass(model, KVCache(layout, 2, "cpu"), tables, rows, options)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_the_tuning_is_that_of_any_number_of_rows_where_rows_have_the_same_bits(
+    tmp_path: Path, family: str
+) -> None:
+    exact = PassOptions(ProductTable([], exact=True), SplitPolicy(fixed=64))
+    fast = PassOptions(ProductTable([]), None)
+    steps = [pass_of_codes(tmp_path, 256, options, family) for options in (exact, fast)]
+    tunings = [{step.tuning(0, rows) for rows in batches_up_to(256)} for step in steps]
+    assert len(tunings[0]) == 1
+    assert len({tuning.warps for tuning in tunings[1]}) > 1
+
+
+def test_the_list_of_items_holds_those_of_every_number_of_rows(tmp_path: Path) -> None:
+    """Few rows of a cache in fp8 are cut into more items than many."""
+    step = pass_of_codes(tmp_path, 9, PassOptions(ProductTable([]), None, 24))
     each = {rows: step.most_items(0, rows) for rows in batches_up_to(9)}
     assert max(each.values()) == len(step.inputs.items[0].items) > each[9]
 

@@ -20,6 +20,8 @@ _REGISTERS = 65_536
 _FOUR_PROGRAMS_REGISTERS, _THREE_PROGRAMS_REGISTERS = 128, 168
 # Programs a multiprocessor of few rows whose cache is in fp8.
 _FEW_ROWS_PROGRAMS = 3
+# Of normed queries: as many times the rows would still leave multiprocessors without a program.
+_NORMED_ROWS = 4
 # Queries that an item may have, by how many rows of a slot it takes (`rows_per_item`). Two tiles of the
 # matrix units are as many as four warps hold results of beside the tiles of K; for four rows or fewer.
 _MOST_QUERIES = {8: _ONE_TILE_GROUP, 4: 2 * _ONE_TILE_GROUP, 2: 2 * _ONE_TILE_GROUP}
@@ -105,15 +107,12 @@ class Heads:
 @dataclass(frozen=True, slots=True)
 class AttentionTuning:
     """The attention kernel's cut for a GPU. `registers`: of a thread, at most; None: as many as its code
-    likes. `tile`: tokens that a program takes at once, TILE or a half or a quarter of it. `ahead`: of one row
-    a slot, a program asks for its item before it knows that there is one, and for the new token before it
-    norms its queries, though one program of a row has it. The bits are the same."""
+    likes. `tile`: tokens that a program takes at once, TILE or a half or a quarter of it."""
 
     warps: int = 4
     stages: int = 3
     registers: int | None = None
     tile: int = TILE
-    ahead: bool = False
 
     @property
     def resident(self) -> int:
@@ -129,7 +128,9 @@ class AttentionTuning:
         return min(self.stages, 1 + _TILES_BYTES // (2 * self.tile * token_bytes))
 
     @classmethod
-    def of(cls, heads: Heads, rows: int, multiprocessors: int, quantised: bool = False) -> AttentionTuning:
+    def of(
+        cls, heads: Heads, rows: int, multiprocessors: int, quantised: bool = False, normed: bool = False
+    ) -> AttentionTuning:
         """Tuning for one row a slot. Three tiles of K and V on their way; two where there are many programs,
         and few heads in a group, whose registers leave room for more programs on a multiprocessor. By
         measurements on an H200 of ten shapes of heads, 1 to 256 rows, and contexts of 1K to 32K; of two to
@@ -141,6 +142,10 @@ class AttentionTuning:
         warps 60.3 and 116.5); heads that need more registers take two warps. So do few rows, of which
         `SplitPolicy.filling` makes many programs (8 rows of 1,120 and 32,768 tokens); a single row takes
         four.
+
+        `normed`: queries and keys are normed, by sums over the warps. Programs of very few rows then take two
+        (an H200, 32 heads, 4 KV heads, 1,120 tokens, bf16: a row 10.4 us and 13.7 with four warps, 8 rows
+        13.6 and 17.7).
         """
         if quantised and few_rows(rows, heads.kv_heads, multiprocessors):
             return cls(warps=2 if rows > 1 else 4, stages=2)
@@ -151,6 +156,8 @@ class AttentionTuning:
             if heads.dim <= _WIDE_HEAD and group <= _ONE_TILE_GROUP:
                 return cls(stages=2, registers=_FOUR_PROGRAMS_REGISTERS)
             return cls(warps=2, stages=2)
+        if normed and few_rows(_NORMED_ROWS * rows, heads.kv_heads, multiprocessors):
+            return cls(warps=2)
         return cls(stages=2 if many and 1 < group <= _SMALL_GROUP and heads.dim >= _WIDE_HEAD else 3)
 
     @classmethod

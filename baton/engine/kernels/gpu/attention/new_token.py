@@ -65,31 +65,8 @@ def _quantised(x, place, in_dim):
 
 
 @triton.jit
-def load_token(
-    row, head, key_norm, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr, QK_NORM: tl.constexpr,
-):  # fmt: skip
-    """Loads what `write_token` takes of a token's `row` of the product → its key, the key with its halves
-    exchanged, its value, and the norm's weights of both keys, as they lie in memory [DIM_PADDED]."""
-    half: tl.constexpr = DIM // 2
-    d = tl.arange(0, DIM_PADDED)
-    in_dim = d < DIM
-    partner = tl.where(d < half, d + half, d - half)
-    k_row = row + (HEADS + head) * DIM
-    k = tl.load(k_row + d, mask=in_dim, other=0.0)
-    k_partner = tl.load(k_row + partner, mask=in_dim, other=0.0)
-    v = tl.load(row + (HEADS + KV_HEADS + head) * DIM + d, mask=in_dim, other=0.0)
-    if QK_NORM:
-        weight = tl.load(key_norm + d, mask=in_dim, other=0.0)
-        weight_partner = tl.load(key_norm + partner, mask=in_dim, other=0.0)
-    else:
-        weight, weight_partner = k, k_partner
-    return k, k_partner, v, weight, weight_partner
-
-
-@triton.jit
 def write_token(
-    token,
+    row,
     head,
     layer,
     layer_pairs,
@@ -100,7 +77,10 @@ def write_token(
     pair_block_stride,
     cos,
     sin,
+    key_norm,
     eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
@@ -110,24 +90,28 @@ def write_token(
     """Writes the key and value of one token and KV head into the cache → both [1, DIM_PADDED], as the cache
     has them: in its dtype, or in float32 what the codes stand for.
 
-    `token`: what `load_token` has loaded; `layer`, `layer_pairs`: the head's part of the cache and of its
+    `row`: the token's row of the product; `layer`, `layer_pairs`: the head's part of the cache and of its
     scales in block 0; `block`: the one that `position` falls into. cos, sin [DIM_PADDED] float32.
     """
-    k, k_partner, v, weight, weight_partner = token
-    dtype: tl.constexpr = v.dtype
+    dtype: tl.constexpr = row.dtype.element_ty
+    half: tl.constexpr = DIM // 2
     d = tl.arange(0, DIM_PADDED)
     in_dim = d < DIM
-    low = d < DIM // 2
-    k, k_partner = k.to(tl.float32)[None, :], k_partner.to(tl.float32)[None, :]
+    low = d < half
+    partner = tl.where(low, d + half, d - half)
+    k_row = row + (HEADS + head) * DIM
+    k = tl.load(k_row + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+    k_partner = tl.load(k_row + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
     if QK_NORM:
-        rounds: tl.constexpr = weight.dtype == dtype
-        weight, weight_partner = weight.to(tl.float32)[None, :], weight_partner.to(tl.float32)[None, :]
+        rounds: tl.constexpr = key_norm.dtype.element_ty == dtype
+        weight = tl.load(key_norm + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+        weight_partner = tl.load(key_norm + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
         # Kernels that spread a vector over threads in other ways have to write the same bits: in float32 the
         # last bit of a sum depends on its order.
         k = _normed(k, weight, eps, DIM, dtype, rounds, tl.float64)
         k_partner = _normed(k_partner, weight_partner, eps, DIM, dtype, rounds, tl.float64)
     k = _rotated(k, k_partner, cos[None, :], sin[None, :], low[None, :]).to(dtype)
-    v = v[None, :]
+    v = tl.load(row + (HEADS + KV_HEADS + head) * DIM + d, mask=in_dim, other=0.0)[None, :]
     places = layer + block * block_stride + (position % BLOCK_TOKENS) * DIM + d[None, :]
     if CODES:
         k, k_scales = _quantised(k, places, in_dim)

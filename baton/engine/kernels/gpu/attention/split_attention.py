@@ -31,7 +31,7 @@ from baton.engine.kernels.gpu.attention.items import (
     Items,
 )
 from baton.engine.kernels.gpu.attention.launch import cache_arguments, item_arguments
-from baton.engine.kernels.gpu.attention.new_token import load_heads, load_token, write_token
+from baton.engine.kernels.gpu.attention.new_token import load_heads, write_token
 
 _TUNING = AttentionTuning()
 # Partial results that a combining program takes at once.
@@ -77,19 +77,17 @@ def _split_attention(
     STAGES: tl.constexpr,
     COMBINED: tl.constexpr,
     CODES: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
     head = tl.program_id(0)
     item = tl.program_id(1)
     line = items + item * ITEM_WIDTH
-    # Volatile loads are issued beside that of the count; others wait for it, as not all programs need them.
-    row = tl.load(line + ITEM_ROW, volatile=AHEAD)
-    slot = tl.load(line + ITEM_SLOT, volatile=AHEAD)
-    position = tl.load(line + ITEM_POSITION, volatile=AHEAD)
-    begin = tl.load(line + ITEM_BEGIN, volatile=AHEAD)
-    end = tl.load(line + ITEM_END, volatile=AHEAD)
-    first = tl.load(line + ITEM_FIRST, volatile=AHEAD)
-    parts = tl.load(line + ITEM_PARTS, volatile=AHEAD)
+    row = tl.load(line + ITEM_ROW)
+    slot = tl.load(line + ITEM_SLOT)
+    position = tl.load(line + ITEM_POSITION)
+    begin = tl.load(line + ITEM_BEGIN)
+    end = tl.load(line + ITEM_END)
+    first = tl.load(line + ITEM_FIRST)
+    parts = tl.load(line + ITEM_PARTS)
     if item >= tl.load(item_count):
         return
     table = block_table + slot.to(tl.int64) * table_stride
@@ -105,8 +103,6 @@ def _split_attention(
     cos = tl.load(cos_rows + row * half + d % half, mask=d < DIM, other=0.0)
     sin = tl.load(sin_rows + row * half + d % half, mask=d < DIM, other=0.0)
     mine = qkv + row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * DIM)
-    if AHEAD:
-        token = load_token(mine, head, key_norm, HEADS, KV_HEADS, DIM, DIM_PADDED, QK_NORM)
     q = load_heads(
         mine + (head * GROUP + g)[:, None] * DIM, g < GROUP, cos[None, :], sin[None, :], query_norm, eps,
         DIM, DIM_PADDED, QK_NORM,
@@ -118,12 +114,10 @@ def _split_attention(
     layer = cache + layer_offset + head * (BLOCK_TOKENS * DIM)
     layer_scales = scale_pairs + scale_layer_offset + head * BLOCK_TOKENS
     if end > position:
-        if not AHEAD:
-            token = load_token(mine, head, key_norm, HEADS, KV_HEADS, DIM, DIM_PADDED, QK_NORM)
         k, v = write_token(
-            token, head, layer, layer_scales, last_block, position,
-            block_stride, plane_stride, scale_block_stride, cos, sin, eps,
-            DIM, DIM_PADDED, BLOCK_TOKENS, QK_NORM, CODES,
+            mine, head, layer, layer_scales, last_block, position,
+            block_stride, plane_stride, scale_block_stride, cos, sin, key_norm, eps,
+            HEADS, KV_HEADS, DIM, DIM_PADDED, BLOCK_TOKENS, QK_NORM, CODES,
         )  # fmt: skip
         highest = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
         total += 1.0
@@ -175,7 +169,6 @@ def split_attention(
         TILE=(tuning or _TUNING).tile,
         STAGES=(tuning or _TUNING).stages_of(heads.dim * cache.element_size()),
         COMBINED=_COMBINED,
-        AHEAD=(tuning or _TUNING).ahead,
         num_warps=(tuning or _TUNING).warps,
         maxnreg=(tuning or _TUNING).registers,
         **shared,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from baton.engine.kernels.gpu.attention.items import AttentionTuning, Heads
 from baton.engine.kernels.gpu.attention.launch import cache_arguments
-from baton.engine.kernels.gpu.attention.new_token import load_token, write_token
+from baton.engine.kernels.gpu.attention.new_token import write_token
 
 _TUNING = AttentionTuning()
 
@@ -56,16 +56,12 @@ def _write_kv(
     d = tl.arange(0, DIM_PADDED)
     cos = tl.load(cos_rows + row * half + d % half, mask=d < DIM, other=0.0)
     sin = tl.load(sin_rows + row * half + d % half, mask=d < DIM, other=0.0)
-    token = load_token(
-        qkv + row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * DIM), head, key_norm,
-        HEADS, KV_HEADS, DIM, DIM_PADDED, QK_NORM,
-    )  # fmt: skip
     write_token(
-        token, head,
+        qkv + row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * DIM), head,
         cache + layer_offset + head * (BLOCK_TOKENS * DIM),
         scale_pairs + scale_layer_offset + head * BLOCK_TOKENS,
-        block, position, block_stride, plane_stride, scale_block_stride, cos, sin, eps,
-        DIM, DIM_PADDED, BLOCK_TOKENS, QK_NORM, CODES,
+        block, position, block_stride, plane_stride, scale_block_stride, cos, sin, key_norm, eps,
+        HEADS, KV_HEADS, DIM, DIM_PADDED, BLOCK_TOKENS, QK_NORM, CODES,
     )  # fmt: skip
 
 

@@ -74,20 +74,6 @@ def test_codes_are_read_and_written_with_their_scales(name: str) -> None:
     assert torch.equal(case.kv_scales, scales)
 
 
-@pytest.mark.parametrize("codes", [False, True], ids=["values", "codes"])
-@pytest.mark.parametrize("name", ["mixed, odd dim", "window and norms"])
-def test_asking_for_the_new_token_ahead_changes_no_bit(name: str, codes: bool) -> None:
-    heads, positions, block_tokens, norms, policy = CASES[name]
-    norms = norms and not codes
-    found = []
-    for ahead in (False, True):
-        case = AttentionCase.random(heads, positions, block_tokens=block_tokens, norms=norms, device=DEVICE)
-        case = case.quantised() if codes else case
-        out = run(case, policy, tuning=AttentionTuning(ahead=ahead))
-        found.append((out, case.cache.view(torch.uint8)))
-    assert all(one.equal(other) for one, other in zip(*found, strict=True))
-
-
 @pytest.mark.parametrize("policy", [SplitPolicy(1, 64), SplitPolicy(4, 64)], ids=["one part", "parts"])
 def test_a_token_before_that_outweighs_the_new_one(policy: SplitPolicy) -> None:
     """Scores far apart, as those of text are: the new token's value fades like all others."""
@@ -166,6 +152,9 @@ def test_few_rows_of_codes_are_cut_for_three_programs_a_multiprocessor() -> None
         assert AttentionTuning.of(heads, rows, 132) == AttentionTuning(4, 3)
     assert AttentionTuning.of(heads, 48, 132, quantised=True) == AttentionTuning(4, 3)
     assert AttentionTuning.of(heads, 64, 132, quantised=True) == AttentionTuning(4, 2, registers=128)
+    few_heads = Heads(32, 4, 128, 0.1, 1e-6)
+    warps = [AttentionTuning.of(few_heads, rows, 132, normed=True).warps for rows in (1, 8, 9)]
+    assert (warps, AttentionTuning.of(few_heads, 1, 132).warps) == ([2, 2, 4], 4)
     wide = Heads(8, 4, 256, 0.1, 1e-5)  # that many registers would not do
     assert AttentionTuning.of(wide, 128, 132, quantised=True) == AttentionTuning(2, 2)
     cut = split_items([32_767] * 8, None, SplitPolicy.filling(132, 8, 8, 4, quantised=True))
