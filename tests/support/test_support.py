@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from tests.support.checkpoints import ASSISTANT_ID, BEGIN_ID, END_ID, USER_ID, VOCAB_SIZE, make_checkpoint
-from tests.support.reference import greedy_matches, load_reference, reference_greedy
+from tests.support.reference import greedy_matches, load_reference, reference_greedy, reference_logits
 from tests.support.text_truth import Ended, Ends, TextTruth
 
 
@@ -21,6 +22,16 @@ def test_a_wrong_token_is_named_and_the_right_ones_pass(tmp_path: Path) -> None:
         AssertionError, match=rf"token 7 of 12 .* got {wrong[7]}, expected {output[7]}; .* by "
     ):
         greedy_matches(model, prompt, wrong)
+    lead = lead_of(model, [*prompt, *output[:7]], wrong[7])
+    with pytest.raises(AssertionError, match=r"token 7 of 8"):
+        greedy_matches(model, prompt, wrong[:8], rounding=0.99 * lead)
+    greedy_matches(model, prompt, wrong[:8], rounding=1.01 * lead)
+
+
+def lead_of(model: Any, token_ids: list[int], token: int) -> float:
+    """Returns the difference between the best logit behind the tokens and that of `token`."""
+    last = reference_logits(model, token_ids)[-1]
+    return float(last.max() - last[token])
 
 
 def test_the_tokenizer_covers_every_id_and_every_text(tmp_path: Path) -> None:

@@ -106,12 +106,13 @@ async def all_go_on(streams: list[Stream], since: float, within_s: float = 20.0)
         raise AssertionError(f"a stream was silent for {gap:.1f} s") from None
 
 
-def right(model: Path, streams: list[Stream]) -> None:
-    """Checks every token against the reference, and that none of the streams failed."""
+def right(model: Path, streams: list[Stream], rounding: float = 0.0) -> None:
+    """Checks every token against the reference, and that none of the streams failed. `rounding`: see
+    `greedy_matches`."""
     reference = load_reference(model)
     assert [stream.error for stream in streams] == [""] * len(streams)
     for stream in streams:
-        greedy_matches(reference, stream.prompt, stream.tokens)
+        greedy_matches(reference, stream.prompt, stream.tokens, rounding)
 
 
 @dataclass(frozen=True)
