@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
+from baton.base.utf8 import is_utf8
 from services.cli.commands import COMMANDS, GROUPS, SECTIONS, Command
 from services.cli.common import extras
 from services.cli.common.messages import write_line
@@ -29,6 +30,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     Raises SystemExit after `--help` and `--version`, and with code 2 where an argument is wrong.
     """
+    if not all(map(is_utf8, argv)):
+        refuse("baton", "an argument is not UTF-8")
     first, *rest = current(argv) or [""]
     if not first or first.startswith("-"):
         _without_a_command(first)

@@ -239,6 +239,18 @@ def test_files_that_python_itself_refuses(tmp_path: Path, text: str, message: st
     assert refused.value.message == message.replace("FILE", str(file))
 
 
+def test_what_is_not_utf8_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """No message between processes can have it."""
+    with pytest.raises(BatonError, match="served_model_name is not UTF-8"):
+        load(BATON_SERVED_MODEL_NAME="a\udcff")
+    for command in (("up", "--model"), ("status",), ("drain",), ("pool", "switch"), ("keys", "revoke"), ()):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "\udcff"])
+        assert ended.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "not UTF-8" in line
+
+
 def test_an_error_is_one_line_whatever_it_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "baton.yaml"
     file.write_text("router:\n  admin_host: |\n    a line\n")

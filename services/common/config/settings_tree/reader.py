@@ -18,6 +18,7 @@ import yaml
 from pydantic import ValidationError
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.base.utf8 import is_utf8
 from services.common.config.settings_tree.listing import Setting, settings_of, without_links
 from services.common.config.settings_tree.secret_files import read_secret_file, read_shared_secret
 from services.common.config.settings_tree.settings import Settings
@@ -92,6 +93,8 @@ def _settings(view: View, given: Mapping[str, Any]) -> Settings:
             isinstance(value, str) and "\0" in value
         ):  # no path, address or secret has one, and system calls refuse it
             raise invalid(f"{path} has a NUL character")
+        if isinstance(value, str) and not is_utf8(value):
+            raise invalid(f"{path} is not UTF-8")
     _require(values, view)
     _validated(values)  # before files are read that it names
     return _validated(values | _secrets(values, view))
