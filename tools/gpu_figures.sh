@@ -6,8 +6,9 @@
 # OUT gets a log a part; the last lines of each are printed. A part that the SECONDS left do not suffice for is
 # named and skipped. BASE=TREE also measures `steps` with the sources of an older commit, alternating with these;
 # PROCESSES is how many run tests at once. Without PARTs all of one GPU run, in this order, proofs before the figures
-# that rest on them. Others run where they are named: `wide`, `wide-table`, `drafts-attention`, `attention-parts`,
-# `experts-budget`, `experts-more`, `gpus-tables`, and of two GPUs of one host `gpus` and `gpus-steps`.
+# that rest on them. Others run where they are named: `wide`, `products-each`, `drafts-attention`, `attention-normed`,
+# `experts-budget`, `experts-more`, `experts-served`, `gpus-tables`, and of two GPUs of one host `gpus-faults`, `gpus`
+# and `gpus-steps`.
 # `gpu_session.sh` has what half an hour on two GPUs is for.
 set -uo pipefail
 
@@ -64,10 +65,10 @@ if wants drafts-attention; then
     run drafts-attention 60 python -m bench.decode attention --runs 1x1152,8x1152,32x1152,64x1152,128x1152 \
         --rows 2,4,8 --json
 fi
-# How few tokens of a row a program may have: of few KV heads, which leave multiprocessors without one.
-if wants attention-parts; then
-    run attention-parts 120 python -m bench.decode attention --shapes qwen3-30b-a3b --kv-dtype auto \
-        --runs 1x1120,8x1120 --programs 1,2 --shortest 64,128 --json
+# Every tuning, where queries and keys are normed: with few KV heads and with more, and where they are not.
+if wants attention-normed; then
+    run attention-normed 120 python -m bench.decode attention --shapes qwen3-30b-a3b,qwen3-8b,llama-3.1-8b \
+        --runs 1x1120,8x1120,16x1120,32x1120,64x1120 --json
 fi
 if wants drafts-text; then
     run drafts-text 120 python -m bench.decode "${model[@]}" --text markov:0.8 --rows-per-slot 2,4,8 \
@@ -89,14 +90,15 @@ if wants numbers; then
         tests/engine/decode/test_gpu_numbers.py tests/engine/kernels/gpu/attention/test_gpu_codes.py \
         tests/engine/kernels/gpu/attention/test_slot_attention.py'
 fi
-# Products whose multiprocessors share tiles of x: their tests, then a table that has them where they are the fastest.
+# Products whose multiprocessors share tiles of x.
 if wants wide; then
     run wide-tests 120 bash -c 'test_on_gpu -n $((processes < 12 ? processes : 12)) --dist worksteal \
         tests/engine/kernels/gpu/gemm/test_wide_product.py'
 fi
-if wants wide-table; then
-    run wide-table 180 python -m bench.decode products "${model[@]}" --buckets 96,128 --again --unproven --write
-    cp baton/engine/gemm_dispatch/tables/*.json "$out"
+# What each kernel takes of the rows that steps with drafts have, and each algorithm of the library.
+if wants products-each; then
+    run products-algorithms 60 python -m bench.decode products "${model[@]}" --buckets 96,128,256 --again --algorithms
+    run products-each 90 python -m bench.decode products "${model[@]}" --buckets 128,256 --again --each
 fi
 if wants experts-exact; then
     # These files' tests use a GPU where there is one.
@@ -144,10 +146,14 @@ if wants experts-tunings; then
 fi
 if wants experts-budget; then
     run experts-budget 100 python -m bench.decode "${mixture[@]}" --dtype bf16 --budget --batch 1,8,64 --json
+    run experts-budget-fp8 100 python -m bench.decode "${mixture[@]}" --dtype bf16 --quantization fp8 \
+        --kv-dtype fp8 --budget --batch 1,8,64 --json
 fi
 if wants experts-more; then
     run experts-mixed 90 python -m bench.decode "${mixture[@]}" --dtype bf16 --batch 32 --mixed 512,2048 --json
     run experts-drafts 120 python -m bench.decode "${mixture[@]}" --dtype bf16 --rows-per-slot 1,4 --batch 1,8,32 --json
+fi
+if wants experts-served; then
     # Workers refuse a mixture on a GPU while MIXTURES_ON_GPUS in startup/model_loader.py is False.
     run experts-served 420 python -m bench.cluster gpu --topology both "${mixture[@]}" --streams 1,16,64 \
         --prompts 1024 --up=--log-level --up=info --json
@@ -179,10 +185,12 @@ if wants gpus-tables; then
     table llama-3.1-8b --tensor-parallel 2
     table llama-3.1-70b --tensor-parallel 2
 fi
+if wants gpus-faults; then
+    run gpus-faults 500 bash -c 'test_on_gpus tests/e2e/faults/test_failing_exchange.py'
+fi
 if wants gpus; then
     run gpus-links 200 bash -c 'test_on_gpus tests/worker/engine/test_gpus_links.py tests/engine/memory'
     run gpus-tokens 180 bash -c 'test_on_gpus tests/engine/parallel/test_gpus_decode.py'
-    run gpus-faults 180 bash -c 'test_on_gpus tests/e2e/faults/test_failing_exchange.py'
     run gpus-prompts 120 bash -c 'test_on_gpus tests/engine/parallel/test_gpus_prefill.py \
         tests/worker/engine/test_divided_steps.py'
     run gpus-exchange 120 bash -c 'test_on_gpus tests/engine/parallel/test_gpus_exchange.py \

@@ -3,14 +3,13 @@
 #
 #     tools/gpu_session.sh NUMBER OUT [SECONDS]
 #
-#     1   GPU 0: products whose multiprocessors share x, steps with drafts, a mixture in bf16
-#         GPU 1: every format gives numbers; tests of those products and of experts
-#     2   GPU 0: a mixture in fp8, its budget, drafts in fp8, how attention is cut, drafts of text
-#         GPU 1: all tests of one GPU
-#     3   both: handoffs, tokens, faults and prompts of workers of two GPUs; their steps
+#     1   GPU 0: a mixture in bf16 and fp8, its budgets and a cluster that serves it; attention's tunings
+#         GPU 1: every format gives numbers; tests of experts, links and clusters, and those that run alone
+#     2   GPU 0: products, steps with drafts, drafts of text and of a lookahead table
+#         GPU 1: all other tests of one GPU
+#     3   both: exchanges that fail, twenty times; as time is left handoffs, tokens and prompts of workers of two GPUs
 #
-# One GPU alone (GPUS=1; unset, as many as the machine has) has 1: those tests, then figures in bf16; 2: the other
-# figures; 3: all tests of one GPU.
+# One GPU alone (GPUS=1; unset, as many as the machine has) has 1: those tests; 2: all figures; 3: the other tests.
 #
 # SECONDS (560): in which all parts are over, but for 20 s. What they found is printed at the end, in less than 12,000
 # characters; OUT gets all logs in one archive, and the tables that were completed, which the next call on the same
@@ -33,28 +32,32 @@ parts() {
     CUDA_VISIBLE_DEVICES=$2 "$here/gpu_figures.sh" "$logs/$1" "$3" "${@:4}" >"$logs/$1.txt" 2>&1
 }
 
-# More tests than there is time for, those first that have not run; what is cut off says what has failed.
-tests_of_one() {
-    parts tests "$1" $((seconds * 2 / 3 - 15)) tests-kvtransfer tests-engine
-    parts tests-alone "$1" $((seconds / 3)) tests-alone
-}
+drafts="products-each drafts-rows drafts-rows-fp8 drafts-text table"
+experts="experts-bf16 experts-fp8 experts-budget attention-normed experts-served"
+tests="numbers wide experts-exact experts-tokens tests-clusters tests-kvtransfer tests-alone"
 
 case $((gpus > 1 ? 2 : 1))-$number in
 1-1)
-    parts tests 0 $((seconds * 3 / 5)) wide experts-exact experts-tokens numbers
-    parts figures 0 $((seconds * 2 / 5)) experts-bf16 drafts-rows wide-table drafts-attention
+    # shellcheck disable=SC2086
+    parts tests 0 "$seconds" $tests
     ;;
-1-2) parts figures 0 "$seconds" experts-fp8 drafts-rows-fp8 drafts-text experts-budget attention-parts table ;;
-1-3) tests_of_one 0 ;;
+1-2)
+    # shellcheck disable=SC2086
+    parts figures 0 "$seconds" $experts $drafts
+    ;;
+1-3) parts tests 0 "$seconds" tests-engine ;;
 2-1)
-    parts figures 0 "$seconds" wide-table drafts-rows experts-bf16 drafts-attention &
-    parts tests 1 "$seconds" numbers wide experts-exact experts-tokens &
+    # shellcheck disable=SC2086
+    parts figures 0 "$seconds" $experts &
+    # shellcheck disable=SC2086
+    parts tests 1 "$seconds" $tests &
     ;;
 2-2)
-    parts figures 0 "$seconds" experts-fp8 experts-budget drafts-rows-fp8 attention-parts drafts-text &
-    tests_of_one 1 &
+    # shellcheck disable=SC2086
+    parts figures 0 "$seconds" $drafts &
+    parts tests 1 "$seconds" tests-engine &
     ;;
-2-3) parts gpus 0,1 "$seconds" gpus gpus-steps & ;;
+2-3) parts gpus 0,1 "$seconds" gpus-faults gpus & ;;
 *)
     echo "there is no call $number" >&2
     exit 2

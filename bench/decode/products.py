@@ -2,7 +2,7 @@
 
     python -m bench.decode products --shape NAME,...|all [--dtype bf16]
         [--quantization fp8|int8|int4 [--quantize-head]] [--rows 256] [--only down,...] [--buckets 256,...]
-        [--tensor-parallel 1] [--again] [--unproven] [--write]
+        [--tensor-parallel 1] [--again] [--unproven] [--write | --each | --algorithms]
 
 Shapes that the repository's table of this GPU has already are measured only with --again. --only and
 --buckets restrict all to products of those names and to those numbers of rows. --unproven also
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import time
@@ -30,6 +31,8 @@ from bench.options import add_precision_options, precision_of, program_parser
 from bench.shapes import SHAPES, Precision
 
 if TYPE_CHECKING:
+    import torch
+
     from baton.engine.model.layers.linear import Product
 
 
@@ -43,7 +46,10 @@ def main() -> None:
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="those of one of N GPUs")
     parser.add_argument("--again", action="store_true", help="also what the table has")
     parser.add_argument("--unproven", action="store_true", help="also kernels that no GPU has tested")
-    parser.add_argument("--write", action="store_true", help="complete this GPU's table in the repository")
+    then = parser.add_mutually_exclusive_group()
+    then.add_argument("--write", action="store_true", help="complete this GPU's table in the repository")
+    then.add_argument("--each", action="store_true", help="print each kernel, not the fastest alone")
+    then.add_argument("--algorithms", action="store_true", help="print each algorithm of the library instead")
     arguments = parser.parse_args()
     precision = precision_of(arguments)
     names = sorted(set(SHAPES) - {"tiny"}) if arguments.shape == "all" else arguments.shape.split(",")
@@ -65,6 +71,11 @@ def run(names: list[str], precision: Precision, arguments: argparse.Namespace) -
     device = torch.device("cuda", 0)
     known = [] if arguments.again else shipped_entries(gpu)
     wanted = wanted_of(names, precision, arguments, known)
+    if arguments.each or arguments.algorithms:
+        for pair in (pair for pairs in wanted.values() for pair in pairs):
+            for line in algorithms(*pair) if arguments.algorithms else each_kernel(*pair, kind, device):
+                print(json.dumps(line), flush=True)
+        return
     began = time.monotonic()
     compile_kernels([pair for pairs in wanted.values() for pair in pairs], kind, device, lambda *_: None)
     _say(f"compiled in {time.monotonic() - began:.1f} s")
@@ -78,6 +89,28 @@ def run(names: list[str], precision: Precision, arguments: argparse.Namespace) -
             print(json.dumps(entry), flush=True)
         if arguments.write:
             save(TABLES / f"{file_stem(gpu)}.json", entries)
+
+
+def each_kernel(
+    product: Product, rows: int, dtype: torch.dtype, device: torch.device
+) -> Iterator[dict[str, Any]]:
+    """A line for each kernel that may compute the product, those too that no GPU has tested."""
+    from baton.engine.gemm_dispatch.choice import ProductKey
+    from baton.engine.gemm_dispatch.table import entry_of
+    from baton.engine.tuning.measurement import measure
+
+    for us, choice in measure(product, rows, dtype, device, math.inf, unproven=True):
+        yield entry_of(ProductKey.of(product, rows, dtype), choice, us)
+
+
+def algorithms(product: Product, rows: int) -> Iterator[dict[str, Any]]:
+    """A line for each algorithm of the library, among as many weights as do not fit the GPU's cache."""
+    from bench.library_algorithms import library_algorithms
+
+    n, k = product.linear.weight.shape
+    copies = max(1, int(4e8) // (2 * n * k))
+    for line in library_algorithms(rows, n, k, copies):
+        yield {"product": product.name, **line}
 
 
 def wanted_of(
