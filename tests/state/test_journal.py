@@ -82,6 +82,17 @@ async def test_pending_entries_are_bounded_and_drops_are_counted(state: State, m
     assert await state.journal.count_open() == MAX_PENDING // 2
 
 
+async def test_changes_that_find_no_place_are_logged_as_such(state: State, memory: Memory) -> None:
+    with structlog.testing.capture_logs() as logged:
+        memory.unavailable = True
+        for number in range(MAX_PENDING + 3):
+            state.journal.mark_attempt(record(number).request_id, 2)
+        memory.unavailable = False
+        assert await state.journal.flush(5.0)
+    lines = [line for line in logged if line["event"] == "journal_entries_dropped"]
+    assert [line["full"] for line in lines] == [3]
+
+
 async def test_no_entry_is_dropped_without_a_line(state: State, memory: Memory) -> None:
     """Entries that find no place, and those whose deadlines pass first, are logged in as many lines as
     batches."""

@@ -173,3 +173,28 @@ def test_numbers_of_sequences_between_two_are_known_by_themselves_where_both_are
     times.observe(drafting(64, 8), 0.005)
     assert times.expected_s(drafting(64, 4)) == pytest.approx(0.00405)
     assert times.expected_s(drafting(64, 8)) == pytest.approx(0.00406)
+
+
+def test_of_eight_first_steps_each_that_is_shorter_counts_whole() -> None:
+    times = SizeTimes()
+    for number in range(8):
+        times.observe(plain(4), 0.010 - 0.001 * number)
+        assert times.expected_s(plain(4)) == pytest.approx(0.010 - 0.001 * number, rel=1e-12)
+    times.observe(plain(4), 0.002)
+    assert times.expected_s(plain(4)) == pytest.approx(0.003 - 0.06 * 0.001, rel=1e-12)
+
+
+def test_a_first_step_that_is_longer_corrects_what_is_expected() -> None:
+    times = SizeTimes()
+    times.observe(plain(4), 0.010)
+    times.observe(plain(4), 0.012)
+    assert times.expected_s(plain(4)) == pytest.approx(0.010 + 0.06 * 0.002, rel=1e-12)
+
+
+def test_a_number_of_sequences_between_two_has_first_steps_of_its_own() -> None:
+    times = SizeTimes()
+    times.measured({plain(64, 8): 0.005, plain(64, 64): 0.005})
+    times.observe(plain(64, 24), 0.005)
+    times.observe(plain(64, 24), 0.003)
+    assert times.expected_s(plain(64, 24)) == pytest.approx(0.003, rel=1e-12)
+    assert times.expected_s(plain(64, 8)) == pytest.approx(0.005, rel=1e-12)

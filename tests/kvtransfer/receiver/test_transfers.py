@@ -153,6 +153,19 @@ def test_a_repeated_commit_gets_the_same_answer(end: ReceivingEnd, rig: LinkRig)
     assert [type(event) for event in end.take_events()] == [Committed]
 
 
+def test_answers_are_kept_for_the_last_commits_which_may_come_again(end: ReceivingEnd, rig: LinkRig) -> None:
+    most = 4096
+    for transfer in range(1, most + 2):
+        end.bind(rig, transfer, [0, 0])
+        end.commit(rig, transfer, [0, 0])
+        end.transfers.acknowledge(transfer)
+    rig.take_sent()
+    for transfer in (2, most + 1, 1):
+        end.commit(rig, transfer, [0, 0])
+    refused = Refused(1, *UNKNOWN)
+    assert rig.take_sent() == [frames.CommitAck(2, ANY), frames.CommitAck(most + 1, ANY), refused]
+
+
 def test_a_sender_is_stopped_once_and_in_time(end: ReceivingEnd, rig: LinkRig) -> None:
     for staging in (0, 1):
         end.send(rig, (1, 1, staging, 0), b"cccc", staging)

@@ -12,12 +12,13 @@ import grpc
 import pytest
 
 from baton.base.errors import BatonError, ErrorKind, FailureCause
+from baton.state import JournalRecord
 from baton.state.journal import Receipt
 from baton.v1.decode_pb2 import ReserveResponse, Ticket
 from baton.v1.prefill_pb2 import FirstToken
 from baton.v1.router_pb2 import Stage, StageTime
 from baton.v1.types_pb2 import FinishReason
-from services.router.lifecycle import attempt, timeline
+from services.router.lifecycle import attempt, request_lifecycle, timeline
 from services.router.lifecycle.cancels import Cancels
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.lifecycle.observations import Observations
@@ -90,14 +91,19 @@ class ScriptedQueue:
 
     timeout_s: float = QUEUE_S
     asked: list[QueueCall] = field(default_factory=list)
-    # Client calls that entered; positions that were refused by a worker; and positions that ended.
+    # Client calls that entered, and of each its limits, the seconds since it came, and its deadline;
+    # positions that were refused by a worker; and positions that ended.
     arrived: list[Any] = field(default_factory=list)
+    limits: list[tuple[Any, float, float]] = field(default_factory=list)
     refusals: list[tuple[Any, Any]] = field(default_factory=list)
+    # What was asked for another pair: where attempts failed, tokens to compute, and in all.
+    elsewhere: list[tuple[Any, int, int]] = field(default_factory=list)
     over: list[Any] = field(default_factory=list)
     claims: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
-    def enter(self, call: Any, *more: Any) -> QueueEntry:
+    def enter(self, call: Any, slo: Any, waited_s: float, deadline: float) -> QueueEntry:
         self.arrived.append(call)
+        self.limits.append((slo, waited_s, deadline))
         return QueueEntry(call, PLACE)
 
     async def claim(self, entry: QueueEntry, tokens: int, left: int, until: float, cached: Any) -> Any:
@@ -120,6 +126,10 @@ class ScriptedQueue:
     def refused(self, entry: QueueEntry, worker: Any) -> None:
         self.refusals.append((entry.position, worker))
 
+    def has_other_pair(self, entry: QueueEntry, computed: int, total: int) -> bool:
+        self.elsewhere.append((list(entry.failed), computed, total))
+        return True
+
     def ended(self, entry: QueueEntry) -> None:
         self.over.append(entry.position)
 
@@ -138,6 +148,7 @@ class ScriptedPrefixes:
 
     prompt: ScriptedBlocks = field(default_factory=ScriptedBlocks)
     hashed: list[Any] = field(default_factory=list)
+    tenants: list[str] = field(default_factory=list)
     sent: list[tuple[str, Any]] = field(default_factory=list)
     # Outputs that a worker has decoded to the end: its name and their tokens.
     outputs: list[tuple[str, list[int]]] = field(default_factory=list)
@@ -145,6 +156,7 @@ class ScriptedPrefixes:
 
     async def hash_prompt(self, token_ids: Any, tenant: str = "") -> ScriptedBlocks:
         self.hashed.append(token_ids)
+        self.tenants.append(tenant)
         if self.error is not None:
             raise self.error
         return self.prompt
@@ -165,11 +177,14 @@ class ScriptedJournal:
     """A journal that acknowledges at once."""
 
     opened: list[Any] = field(default_factory=list)
+    # What was opened, and in how many seconds each expires.
+    records: list[tuple[JournalRecord, float]] = field(default_factory=list)
     marked: list[tuple[bytes, int]] = field(default_factory=list)
     closed: list[bytes] = field(default_factory=list)
 
     def append(self, record: Any, left_s: float) -> Receipt:
         self.opened.append(record.request_id)
+        self.records.append((record, left_s))
         return Receipt(acknowledged=True)
 
     def mark_attempt(self, request_id: bytes, number: int) -> None:
@@ -185,6 +200,7 @@ class ScriptedRouter:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, max_attempts: int = 3) -> None:
         self.clock = Clock()
         monkeypatch.setattr(timeline, "time", self.clock)
+        monkeypatch.setattr(request_lifecycle, "time", self.clock)
         monkeypatch.setattr(attempt, "HEAD_START_S", 0)
         self.queue, self.prefixes, self.journal = ScriptedQueue(), ScriptedPrefixes(), ScriptedJournal()
         self.observations = Observations()

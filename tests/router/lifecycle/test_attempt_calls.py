@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
-from baton.base.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.model_spec.block_hash import MAX_RESERVE_HASHES
 from baton.v1.decode_pb2 import (
     AttachRequest,
@@ -26,14 +27,23 @@ from baton.v1.prefill_pb2 import (
 )
 from baton.v1.router_pb2 import TokenIds
 from baton.v1.types_pb2 import Grammar, Limits, Sampling
+from services.common.observability.tracing.context import TraceContext
 from services.grammar import channel_process, compiler, process_client
-from services.router.lifecycle import attempt_calls
-from services.router.request.request import Echo
-from services.router.workers.worker_error import client_error
+from services.router.lifecycle import attempt_calls, prefill_call
+from services.router.lifecycle.attempt_calls import AttemptCalls
+from services.router.lifecycle.cancels import Cancels
+from services.router.placement.claim import Claim
+from services.router.request.call_trace import CallTrace
+from services.router.request.request import ClientCall, Echo
+from services.router.request.slo import Slo
+from services.router.tenants.account import TenantAccount
+from services.router.tenants.tenants_file import TenantLimits
+from services.router.workers.worker_error import WorkerError, client_error
 from tests.router.lifecycle.scripted_attempt import ATTEMPT, CLAIMED, EMITTED, FREE, NEXT, TICKET, Scene
 from tests.router.lifecycle.scripted_workers import (
     PROMPT,
     REQUEST_ID,
+    baton_error,
     quiesced,
     rpc_error,
 )
@@ -80,6 +90,107 @@ async def test_the_reserve_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scene.calls.kv_bytes_shipped == 0
     scene.output.decode_started = True
     assert scene.calls.kv_bytes_shipped == 640
+
+
+def a_sampled_call() -> ClientCall:
+    """A call of a tenant, whose trace is recorded."""
+    account = TenantAccount("tenant", TenantLimits(), lambda: 0.0)
+    context = TraceContext(bytes(range(1, 17)), bytes(range(1, 9)), sampled=True, state="a=b")
+    return ClientCall(tenant=account, trace=CallTrace(context, None))
+
+
+async def test_both_requests_name_tenant_trace_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = a_sampled_call()
+    assert call.trace is not None
+    clock = SimpleNamespace(monotonic_ns=lambda: 3_250_000_000)
+    monkeypatch.setattr(prefill_call, "time", clock)
+    scene = Scene(
+        monkeypatch, call=call, slo=Slo(2.5, 0.125), grammar=Grammar(regex="a+"), arrived_ns=1_250_000_000
+    )
+    scene.output.emitted.clear()
+    scene.pair.decode_peer.answers["Reserve"] = ReserveResponse(ticket=TICKET)
+    await scene.calls.reserve()
+    (reserve,) = scene.pair.decode_peer.calls["Reserve"]
+    assert (reserve.request.tenant, reserve.request.tpot_slo_s) == ("tenant", 0.125)
+    assert reserve.request.own_prefill is False
+    assert reserve.request.trace == call.trace.context.message()
+    scene.calls.prefill.start(TICKET)
+    (prefill,) = scene.pair.prefill_peer.calls["Prefill"]
+    assert (prefill.request.tenant, prefill.request.grammar) == ("tenant", Grammar(regex="a+"))
+    assert prefill.request.first_token_in_s == 0.5
+    assert prefill.request.trace == call.trace.stage_context(REQUEST_ID, "prefill").message()
+
+
+@pytest.mark.parametrize("sampled", [None, False], ids=["no trace", "not sampled"])
+async def test_a_call_whose_trace_is_not_recorded_sends_none(
+    monkeypatch: pytest.MonkeyPatch, sampled: bool | None
+) -> None:
+    trace = None if sampled is None else CallTrace(TraceContext(bytes(16), bytes(8), sampled), None)
+    scene = Scene(monkeypatch, call=ClientCall(trace=trace))
+    scene.pair.decode_peer.answers["Reserve"] = ReserveResponse(ticket=TICKET)
+    await scene.calls.reserve()
+    scene.calls.prefill.start(TICKET)
+    for requests in (scene.pair.decode_peer.calls["Reserve"], scene.pair.prefill_peer.calls["Prefill"]):
+        assert not requests[0].request.HasField("trace")
+
+
+async def test_a_worker_that_computes_the_prompt_itself_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.pair.decode_peer.answers["Reserve"] = ReserveResponse(ticket=TICKET)
+    claim = Claim(scene.pair.decode, scene.pair.decode, tokens=3, reserved=11)
+    await AttemptCalls(scene.request, scene.output, claim, Cancels()).reserve()
+    (call,) = scene.pair.decode_peer.calls["Reserve"]
+    assert call.request.own_prefill is True
+
+
+# TTFT limit, seconds since the arrival, tokens that are there -> seconds until the first one is due.
+DUE = [
+    (None, 0, False, 0.0),
+    (Slo(None, 0.5), 0, False, 0.0),
+    (Slo(1.5), 0.75, False, 0.75),
+    (Slo(0.125), 0.0625, False, 0.0625),
+    (Slo(1.5), 1.75, False, 0.0),
+    (Slo(1.5), 0.75, True, 0.0),
+]
+
+
+@pytest.mark.parametrize(("slo", "waited_s", "emitted", "due_s"), DUE)
+async def test_prefill_is_told_when_the_first_token_is_due(
+    monkeypatch: pytest.MonkeyPatch, slo: Slo | None, waited_s: float, emitted: bool, due_s: float
+) -> None:
+    arrived_ns = 5_000_000_000
+    clock = SimpleNamespace(monotonic_ns=lambda: arrived_ns + int(waited_s * 1e9))
+    monkeypatch.setattr(prefill_call, "time", clock)
+    scene = Scene(monkeypatch, slo=slo, arrived_ns=arrived_ns)
+    if not emitted:
+        scene.output.emitted.clear()
+    scene.calls.prefill.start(TICKET)
+    (call,) = scene.pair.prefill_peer.calls["Prefill"]
+    assert call.request.first_token_in_s == due_s
+
+
+@pytest.mark.parametrize(("most", "guided"), [(0, False), (1, True)])
+async def test_prefill_draws_by_the_grammar_where_there_is_an_output(
+    monkeypatch: pytest.MonkeyPatch, most: int, guided: bool
+) -> None:
+    scene = Scene(monkeypatch, grammar=Grammar(regex="a+"), max_tokens=most)
+    scene.calls.prefill.start(TICKET)
+    (call,) = scene.pair.prefill_peer.calls["Prefill"]
+    assert call.request.HasField("grammar") is guided
+
+
+async def test_a_prefill_worker_that_has_no_room_for_the_ticket_is_left_alone_for_a_while(
+    scene: Scene,
+) -> None:
+    await scene.prefilling()
+    full = rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many tickets")
+    scene.pair.prefill_peer.answers["ProvideTicket"] = full
+    with pytest.raises(WorkerError) as caught:
+        await scene.calls.provide_ticket(TICKET)
+    reason = "prefill-0: ProvideTicket: too many tickets"
+    assert (caught.value.kind, str(caught.value)) == (ErrorKind.OVERLOADED, reason)
+    assert client_error(caught.value).message == "the workers have no room"
+    assert not scene.pair.prefill.accepts_work
 
 
 async def test_a_reservation_has_the_prediction_and_the_most_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,12 +350,31 @@ async def test_a_ticket_that_prefill_does_not_accept(
         await scene.calls.provide_ticket(TICKET)
         assert scene.error == (ErrorKind.INTERNAL, "prefill-0: out of memory")
         return
-    monkeypatch.setattr(scene.calls.prefill, "wait", lambda timeout_s: quiesced())
+    waited: list[float] = []
+
+    async def wait(timeout_s: float) -> None:
+        waited.append(timeout_s)
+        await quiesced()
+
+    monkeypatch.setattr(scene.calls.prefill, "wait", wait)
     with pytest.raises(BatonError) as caught:
         await scene.calls.provide_ticket(TICKET)
+    assert waited == [attempt_calls.PREFILL_END_S]
     reason = "prefill-0: ProvideTicket: no such prefill"
     assert (caught.value.kind, str(caught.value)) == (ErrorKind.UNAVAILABLE, reason)
     assert client_error(caught.value).message == "a worker became unavailable"
+
+
+async def test_a_link_that_fails_a_prefill_is_left_alone_but_its_worker_is_not(
+    scene: Scene,
+) -> None:
+    call = await scene.prefilling()
+    call.end(baton_error(BatonError(ErrorKind.UNAVAILABLE, "it was cut", cause=FailureCause.LINK)))
+    await scene.calls.prefill.wait(2)
+    pair = scene.pair
+    assert pair.prefill.reachable
+    assert pair.prefill.links.has_failed(pair.decode)
+    assert pair.prefill.links.take_news() == [(pair.decode, "prefill-0: it was cut")]
 
 
 # The ticket's state at decode -> whether the sequence continues there.

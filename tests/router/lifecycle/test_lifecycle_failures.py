@@ -7,11 +7,12 @@ import asyncio
 import pytest
 import structlog
 
-from baton.base.errors import BatonError, ErrorKind
+from baton.base.errors import BatonError, ErrorKind, FailureCause
 from baton.v1.decode_pb2 import GetHandoffResponse, TicketState
 from baton.v1.prefill_pb2 import FirstToken, HandedOff
 from baton.v1.router_pb2 import Usage
 from baton.v1.types_pb2 import Attempt, Grammar, Sampling
+from services.router.lifecycle import attempt
 from services.router.placement.claim import PrefillClaim
 from services.router.placement.fitting import FailedPair
 from services.router.request.request import Echo, Finish
@@ -35,7 +36,8 @@ from tests.router.lifecycle.scripted_router import (
     rest_of,
     warned,
 )
-from tests.router.lifecycle.scripted_workers import REQUEST_ID, Pair, quiesced
+from tests.router.lifecycle.scripted_workers import REQUEST_ID, Pair, baton_error, quiesced
+from tests.support.waiting import until
 
 LOST = "decode-0: it was lost: it is gone"
 
@@ -202,6 +204,46 @@ async def test_a_sequence_that_decode_dropped_because_prefill_failed(router: Scr
         await quiesced()
         error = failure(outbox)
     assert (error.kind, str(error)) == (ErrorKind.INTERNAL, "a worker failed")
+
+
+async def test_a_prefill_that_goes_on_after_decode_dropped_its_sequence_is_waited_for_briefly(
+    router: ScriptedRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "PREFILL_END_S", 0.01)
+    pair = a_pair()
+    async with router.running(request_of()):
+        prefill = await router.prefilling(pair)
+        pair.output(1, 0, [], finish_reason=CANCELLED)
+        await until(lambda: len(router.queue.asked) == 2)
+        assert prefill.cut
+
+
+async def test_links_that_fail_cost_no_attempt_while_there_are_other_pairs(router: ScriptedRouter) -> None:
+    cut = baton_error(BatonError(ErrorKind.UNAVAILABLE, "cut", cause=FailureCause.LINK))
+    pairs = [a_pair(str(number)) for number in range(4)]
+    failed: list[FailedPair] = []
+    async with router.running(request_of()) as outbox:
+        for number, pair in enumerate(pairs, 1):
+            pair.decode_peer.answers["GetHandoff"] = GetHandoffResponse(
+                state=TicketState.TICKET_STATE_RESERVED
+            )
+            prefill = await router.prefilling(pair)
+            if number == 1:
+                prefill.emit(first_token=FIRST)
+            prefill.end(cut)
+            await quiesced()
+            failed.append(FailedPair(pair.prefill, pair.decode))
+            assert router.queue.elsewhere[-1] == (failed, 3 + 1, 3 + 8)
+        # A pair that fails again counts.
+        for _ in range(2):
+            prefill = await router.prefilling(again := a_pair("0"))
+            again.decode_peer.answers["GetHandoff"] = GetHandoffResponse()
+            router.queue.asked[-1].entry.failed.append(FailedPair(again.prefill, again.decode))
+            prefill.end(cut)
+            await quiesced()
+        error = failure(outbox)
+    assert len(router.queue.elsewhere) == len(pairs)
+    assert (error.kind, "gave up after 2 attempts" in str(error)) == (ErrorKind.UNAVAILABLE, True)
 
 
 async def test_a_prompt_without_output_is_retried(router: ScriptedRouter) -> None:

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from baton.base.errors import BatonError, ErrorKind
+from baton.v1 import types_pb2
 from baton.v1.decode_pb2 import SequenceOutput
+from baton.v1.types_pb2 import Failure
 from services.router.lifecycle.output_state import OutputState
 from services.router.request.request import Delta
+from services.router.workers.worker_error import WorkerError
 from tests.router.lifecycle.reported_outputs import (
     CANCELLED,
     LENGTH,
@@ -203,6 +206,28 @@ def test_logprobs_come_one_a_token() -> None:
     unasked.accept_first_token(1, first_token(0, 10, logprobs=logprobs_message(-1)))
     assert unasked.emitted == [10]
     assert delivered(outbox).logprobs == []
+
+
+FAILED = Failure(kind=types_pb2.ErrorKind.ERROR_KIND_QUARANTINED, message="its GPU fails")
+
+
+def test_a_failure_that_decode_reports_ends_the_attempt() -> None:
+    output, _ = an_output_of()
+    output.accept_decoded(decoded(0, [10], CANCELLED, failure=FAILED))
+    assert isinstance(output.attempt_error, WorkerError)
+    assert (output.attempt_error.kind, str(output.attempt_error)) == (
+        ErrorKind.QUARANTINED,
+        "decode: its GPU fails",
+    )
+    assert (output.error, output.ended_by_decode) == (None, True)
+
+
+def test_what_was_seen_to_fail_before_counts_more_than_decodes_own_report() -> None:
+    output, _ = an_output_of()
+    lost = BatonError(ErrorKind.UNAVAILABLE, "gone")
+    output.lose(lost)
+    output.accept_decoded(decoded(0, [10], CANCELLED, failure=FAILED))
+    assert output.attempt_error is lost
 
 
 def test_the_first_error_of_an_attempt_counts() -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import structlog
 
+from baton.state import JournalRecord
+from baton.v1.journal_pb2 import AcceptedRequest
 from baton.v1.prefill_pb2 import FirstToken, HandedOff, PromptLogprobs
 from baton.v1.router_pb2 import RequestTrace, Usage
-from baton.v1.types_pb2 import Attempt, Sampling
-from services.router.placement.claim import PrefillClaim
-from services.router.request.request import Delta, Echo, Finish
+from baton.v1.types_pb2 import Attempt, Grammar, Limits, Sampling
+from services.router.placement.claim import Claim, PrefillClaim
+from services.router.request.request import ClientCall, Delta, Echo, Finish
+from services.router.request.slo import Slo
+from services.router.tenants.account import TenantAccount
+from services.router.tenants.tenants_file import TenantLimits
 from tests.router.lifecycle.scripted_router import (
     CANCELLED,
     FIRST,
@@ -147,6 +153,106 @@ async def test_the_calls_of_the_waiting_queue(router: ScriptedRouter) -> None:
     assert router.queue.over == [PLACE, PLACE]
     assert router.queue.arrived == [request.call]
     assert router.prefixes.hashed == [PROMPT]
+
+
+def a_tenants_call() -> ClientCall:
+    return ClientCall(tenant=TenantAccount("tenant", TenantLimits(), lambda: 0.0))
+
+
+async def test_what_another_router_would_need_is_journalled(router: ScriptedRouter) -> None:
+    request = request_of(
+        call=a_tenants_call(),
+        sampling=Sampling(seed=9, logprobs=1),
+        stop=("x", "y"),
+        skip_special_tokens=False,
+        echo=Echo("abc", (0, 1, 2)),
+        choice=2,
+        grammar=Grammar(regex="a+"),
+        min_tokens=3,
+    )
+    now = asyncio.get_running_loop().time()
+    async with router.running(request):
+        ((record, left_s),) = router.journal.records
+    details = AcceptedRequest.FromString(record.details)
+    assert record == JournalRecord(REQUEST_ID, "tenant", PROMPT, details=record.details)
+    assert details == AcceptedRequest(
+        sampling=Sampling(seed=9, logprobs=1),
+        limits=Limits(max_tokens=8, stop_token_ids=(2,), min_tokens=3),
+        stop=("x", "y"),
+        skip_special_tokens=False,
+        echo=True,
+        choice=2,
+        grammar=Grammar(regex="a+"),
+    )
+    assert 0 < left_s <= request.deadline - now
+    async with router.running(request_of()):
+        record, _ = router.journal.records[-1]
+    assert record.tenant == ""
+    assert AcceptedRequest.FromString(record.details) == AcceptedRequest(
+        sampling=Sampling(seed=9),
+        limits=Limits(max_tokens=8, stop_token_ids=(2,)),
+        skip_special_tokens=True,
+        echo=False,
+    )
+
+
+# Fields of a request -> the logprobs and the kind of grammar that it asks of workers.
+ASKED: list[tuple[dict[str, Any], int | None, str]] = [
+    ({}, None, ""),
+    ({"sampling": Sampling(logprobs=0)}, 0, ""),
+    ({"sampling": Sampling(logprobs=4), "grammar": Grammar(regex="a+")}, 4, "regex"),
+    (
+        {
+            "max_tokens": 0,
+            "grammar": Grammar(regex="a+"),
+            "sampling": Sampling(logprobs=1),
+            "echo": Echo("abc"),
+        },
+        1,
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "logprobs", "output_format"), ASKED)
+async def test_the_queue_knows_what_a_request_asks_of_workers(
+    router: ScriptedRouter, fields: dict[str, Any], logprobs: int | None, output_format: str
+) -> None:
+    slo = Slo(2.0, 0.1)
+    request = request_of(call=a_tenants_call(), slo=slo, **fields)
+    router.clock.ms = 250
+    async with router.running(request):
+        entry = router.queue.asked[0].entry
+        assert (entry.logprobs, entry.output_format) == (logprobs, output_format)
+        assert router.queue.limits == [(slo, 0.25, request.deadline)]
+        assert router.prefixes.tenants == ["tenant"] * (request.max_tokens > 0)
+
+
+async def test_the_trace_says_why_a_prefill_worker_was_chosen(router: ScriptedRouter) -> None:
+    pair = a_pair()
+    async with router.running(request_of(max_tokens=1)) as outbox:
+        claim = Claim(pair.prefill, pair.decode, tokens=3, reserved=11, reason="queue")
+        router.queue.claims.put_nowait(claim)
+        await router.promise(pair)
+        prefill = await pair.prefill_peer.call("Prefill")
+        prefill.emit(first_token=FirstToken(number=0, token_id=97, finish_reason=LENGTH))
+        prefill.end()
+        await quiesced()
+        delta = rest_of(outbox)
+    assert delta.trace is not None
+    assert delta.trace.prefill_reason == "queue"
+
+
+async def test_a_prompt_without_output_is_computed_no_further_once_its_client_has_left(
+    router: ScriptedRouter,
+) -> None:
+    pair = a_pair()
+    request = request_of(max_tokens=0, sampling=Sampling(logprobs=1), echo=Echo("abc", (0, 1, 2)))
+    async with router.running(request):
+        router.queue.claims.put_nowait(PrefillClaim(pair.prefill, 3))
+        prefill = await pair.prefill_peer.call("Prefill")
+        assert not prefill.cut
+    assert prefill.cut
 
 
 async def test_the_first_token_may_end_the_output(router: ScriptedRouter) -> None:

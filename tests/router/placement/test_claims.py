@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.router.placement.claim import Claim, PrefillClaim
+from services.router.workers.links import Links
 from services.router.workers.worker import Worker
 from tests.router.workers.bare_workers import placement_of, workers_of
 
@@ -68,3 +71,80 @@ def test_a_claim_counts_uncached_tokens_at_prefill_and_all_tokens_at_decode() ->
     assert (counters(prefill), counters(decode)) == ((50, 0, 0), (0, 1, 60))
     assert isinstance(placement.pick(50, 10, lambda worker: 48 if worker is prefill else 0), Claim)
     assert (counters(prefill), counters(decode)) == ((52, 0, 0), (0, 2, 120))
+
+
+def test_a_claim_without_predictions_takes_its_tokens_and_nothing_else() -> None:
+    prefill, decode = workers_of(PREFILL, DECODE)
+    assert PrefillClaim(prefill, 7).cost == Claim(prefill, decode, 7, 60).cost == 7.0
+    assert Claim(prefill, decode, 7, 60, cost=70.5).cost == 70.5
+    assert prefill.backlog.wait_s == 0.0
+    assert decode.claimed_context == 0
+
+
+def test_what_a_claim_takes_besides_tokens_is_given_back() -> None:
+    prefill, decode = workers_of(PREFILL, DECODE)
+    claim = Claim(prefill, decode, 50, 60, seconds=2.0, context=55, tpot_s=0.1)
+    assert prefill.backlog.wait_s == pytest.approx(2.0, abs=0.5)
+    assert (decode.claimed_context, decode.tpot_limits) == (55, [0.1])
+    claim.release()
+    assert prefill.backlog.wait_s == 0.0
+    assert (decode.claimed_context, decode.tpot_limits) == (0, [])
+
+
+async def test_a_request_that_tries_a_link_again_says_how_that_went() -> None:
+    """One at a time is sent over a link whose pause is over."""
+    prefill, decode = workers_of(PREFILL, DECODE)
+    now = 0.0
+    links = prefill.links = Links(PREFILL, lambda: None, lambda: now)
+    Claim(prefill, decode, 1, 1).link_failed("cut")
+    assert links.take_news() == [(decode, "cut")]
+    for pause_s, end in ((1.0, "link_failed"), (2.0, "release"), (0.0, "handed_off")):
+        assert links.usable(decode) is (pause_s == 0.0)
+        now += pause_s
+        assert links.usable(decode)
+        claim = Claim(prefill, decode, 1, 1)
+        assert not links.usable(decode), "it is being tried"
+        if end == "link_failed":
+            claim.link_failed("cut again")
+            assert links.take_news() == [(decode, "cut again")]
+        elif end == "handed_off":
+            claim.handed_off()
+            assert links.take_news() == [(decode, "")]
+        claim.release()
+    assert links.usable(decode)
+
+
+async def test_a_request_gives_back_its_own_try_alone() -> None:
+    prefill, decode = workers_of(PREFILL, DECODE)
+    now = 0.0
+    links = prefill.links = Links(PREFILL, lambda: None, lambda: now)
+    links.failed(decode, "cut")
+    now = 5.0
+    first, second = Claim(prefill, decode, 1, 1), Claim(prefill, decode, 1, 1)
+    first.release()
+    first.release()
+    assert not links.usable(decode), "the second one is being tried"
+    second.release()
+    assert links.usable(decode)
+
+
+async def test_a_worker_has_no_link_to_itself() -> None:
+    (both,) = workers_of(BOTH)
+    now = 0.0
+    links = both.links = Links(BOTH, lambda: None, lambda: now)
+    links.failed(both, "never")
+    claim = Claim(both, both, 1, 1)
+    now = 5.0
+    assert links.usable(both), "no try is counted"
+    links.take_news()
+    claim.handed_off()
+    assert links.take_news() == []
+
+
+def test_the_time_to_the_first_token_is_counted_from_the_claim() -> None:
+    prefill, decode = workers_of(PREFILL, DECODE)
+    claim = Claim(prefill, decode, 50, 60)
+    claim.prefill_ended()
+    claim.decoded(4, 0.01)
+    assert 0 <= decode.first_token_s.value < 5
+    assert decode.first_token_s.own.number == 1

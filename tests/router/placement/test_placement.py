@@ -8,10 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from baton.perf_model.step_costs import StepCosts
+from baton.v1.worker_pb2 import DescribeResponse, Load
 from services.router.placement.claim import Claim, PrefillClaim
 from services.router.placement.early_refusal import Demand
+from services.router.placement.fitting import FailedPair, Fitting
 from services.router.placement.placement import NoRoom, Placement
 from services.router.placement.pools import Pools
+from services.router.request.limits import Needs
 from services.router.request.request import ClientCall
 from services.router.request.slo import Slo
 from services.router.workers.backlog import Queued
@@ -233,6 +236,65 @@ def test_the_predicted_first_token_is_that_of_the_calls_own_pool() -> None:
         assert own == pytest.approx(first.costs.prompt_s(100))
     placement.refuse_late = False
     assert placement.check_in_time(demand, 60.0, lambda worker: 0, call, Queued()) == 0.0
+
+
+def test_what_a_prompt_takes_is_less_where_a_worker_has_cached_some_of_it() -> None:
+    first, second, _ = workers = workers_of(PREFILL, "prefill-1", DECODE)
+    for worker in (first, second):
+        worker.costs = StepCosts(prefill_token_s=1e-3)
+    placement = Placement(Found(workers), pools_of(workers), 1000, refuse_late=True)
+
+    def cached(worker: Worker) -> int:
+        return 60 if worker is second else 0
+
+    call = ClientCall()
+    assert placement.longest_first_token_s(100, cached, call) == pytest.approx(0.040 + 1.0)
+    demand = Demand(100, 100, 10, Slo(60.0, None))
+    seconds = placement.check_in_time(demand, 60.0, cached, call, Queued())
+    assert seconds == pytest.approx(second.costs.prompt_s(100, 60))
+    assert seconds < second.costs.prompt_s(100)
+
+
+def test_where_no_worker_computes_prompts_they_take_no_time() -> None:
+    """The request waits for one in the queue."""
+    prefill, decode = workers_of(PREFILL, DECODE)
+    placement = Placement(Found([prefill, decode]), pools_of([prefill, decode]), 1000, refuse_late=True)
+    prefill.reachable = False
+    call, demand = ClientCall(), Demand(100, 100, 10, Slo(60.0, None))
+    assert placement.longest_first_token_s(100, lambda worker: 0, call) == 0.0
+    assert placement.check_in_time(demand, 60.0, lambda worker: 0, call, Queued()) == 0.0
+    assert placement.least(100, call) == (8, 0.0)
+
+
+def test_the_least_that_a_call_takes_is_of_its_own_pool_and_without_caches() -> None:
+    old = [bare_worker(PREFILL), bare_worker(DECODE, slots=3)]
+    new = [bare_worker("prefill-1", checkpoint=b"new"), bare_worker("decode-1", checkpoint=b"new", slots=5)]
+    old[0].costs, new[0].costs = StepCosts(prefill_token_s=1e-3), StepCosts(prefill_token_s=1e-4)
+    workers = [*old, *new]
+    placement = placement_of(workers)
+    call = ClientCall()
+    assert isinstance(placement.pick(50, 10, call=call), Claim)
+    placement.pools.switch(new[0].pool)
+    assert placement.least(100, call) == (3, old[0].costs.prompt_s(100))
+    assert placement.least(100, ClientCall()) == (5, new[0].costs.prompt_s(100))
+    new[0].described.MergeFrom(DescribeResponse(cache_dtype="bfloat16", load=Load(block_tokens=16)))
+    assert placement.least(100, ClientCall()) == (5, 0.0), "it may be cached"
+
+
+def test_whether_a_request_fits_is_asked_of_its_own_pool_without_the_pairs_where_it_failed() -> None:
+    old = [bare_worker(name, context=200) for name in (PREFILL, DECODE)]
+    new = [bare_worker(name, checkpoint=b"new", context=50) for name in ("prefill-1", "decode-1")]
+    placement = placement_of([*old, *new])
+    call = ClientCall()
+    assert isinstance(placement.pick(50, 10, call=call), Claim)
+    placement.pools.switch(new[0].pool)
+    long = Needs(100, 120)
+    assert (placement.fits(long, call), placement.fits(long)) == (True, False)
+    assert not placement.fits(long, call, [FailedPair(*old)])
+    assert placement.fits(long, call, [FailedPair(*new)])
+    both, none = (Fitting(frozenset(pair[:1]), frozenset(pair[1:])) for pair in (old, []))
+    assert placement.fitting(long, call) == (both, both)
+    assert placement.fitting(long) == (none, Fitting(frozenset(new[:1]), frozenset(new[1:])))
 
 
 def test_a_request_stays_in_the_pool_of_its_first_attempt() -> None:

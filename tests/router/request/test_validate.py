@@ -12,6 +12,7 @@ import pytest
 from baton.base.errors import ErrorKind, FieldError
 from baton.v1.types_pb2 import Choices, Grammar, LogitBias, Sampling
 from services.router.request import validate
+from services.router.request.limits import PairLimits
 from services.router.request.request import Chat, ChatTurn, ParsedRequest
 from services.router.request.validate import RequestLimits
 
@@ -117,6 +118,9 @@ NEAREST: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"repetition_penalty": 1e30}, {"repetition_penalty": 1e6}),
     ({"top_n_sigma": -1}, {"top_n_sigma": 0}),
     ({"top_n_sigma": 1e30}, {"top_n_sigma": 1e6}),
+    # As float32, as which workers get it, it is not beyond.
+    ({"min_p": 1 + 1e-9}, {"min_p": 1}),
+    ({"presence_penalty": -2 - 1e-9}, {"presence_penalty": -2}),
     ({"seed": -1}, {"seed": U64}),
     ({"seed": -(2**63)}, {"seed": 2**63}),
     ({"logit_bias": ((1, -100.5), (2, 1e30))}, {"logit_bias": ((1, -100), (2, 100))}),
@@ -271,6 +275,16 @@ def test_another_model_does_not_exist(model: str, shown: str) -> None:
     assert parts_of(caught.value) == ("model", message, "model_not_found", ErrorKind.NOT_FOUND)
 
 
+def test_a_models_name_has_a_length() -> None:
+    """The name stands in logs and in errors before it is known to be served."""
+    longest = "m" * 1024
+    validate.check_model(ParsedRequest(model=longest), longest)
+    with pytest.raises(FieldError) as caught:
+        validate.check_model(ParsedRequest(model=longest + "m"), longest + "m")
+    message = "the model's name has more than 1024 characters"
+    assert parts_of(caught.value) == ("model", message, None, ErrorKind.INVALID)
+
+
 @pytest.mark.parametrize(
     ("ids", "shown"),
     [
@@ -366,3 +380,65 @@ def test_a_text_beyond_the_context_is_refused_by_its_bytes() -> None:
     error = validate.text_exceeds_context("messages", 4097, 16)
     message = "the prompt has 4097 bytes, more than the model's context of 16 tokens can have"
     assert parts_of(error) == ("messages", message, "context_length_exceeded", ErrorKind.INVALID)
+
+
+REGEX, PLAIN = frozenset({"regex"}), frozenset({"regex", "choice"})
+# What pairs of workers offer, what a request asks for, the field and the words of its error: None where it
+# passes.
+OFFERED: list[tuple[list[PairLimits], dict[str, Any], tuple[str, str] | None]] = [
+    ([PairLimits(9, 9, 5, REGEX), PairLimits(9, 9, 0, PLAIN)], {"logprobs": 5}, None),
+    ([PairLimits(9, 9, 5, REGEX)], {"grammar": Grammar(regex="a")}, None),
+    ([PairLimits(9, 9, 5, None)], {"grammar": Grammar(regex="a"), "logprobs": 5}, None),
+    (
+        [PairLimits(9, 9, 5, frozenset()), PairLimits(9, 9, 5, frozenset({"choice"}))],
+        {"grammar": Grammar(regex="a"), "logprobs": 9},
+        ("guide", "guide: the workers do not guide outputs by a regex"),
+    ),
+    ([PairLimits(9, 9, 0), PairLimits(9, 9, 0)], {"logprobs": 0}, ("top", "top: the workers report none")),
+    ([PairLimits(9, 9, 4), PairLimits(9, 9, 5)], {"logprobs": 6}, ("top", "top: at most 5 are reported")),
+    # Those count that guide its output.
+    (
+        [PairLimits(9, 9, 9, REGEX), PairLimits(9, 9, 5, PLAIN)],
+        {"logprobs": 6, "grammar": Grammar(choice=Choices(choices=["a"]))},
+        ("top", "top: at most 5 are reported"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("pairs", "fields", "error"), OFFERED)
+def test_what_no_pair_of_workers_offers_is_refused(
+    pairs: list[PairLimits], fields: dict[str, Any], error: tuple[str, str] | None
+) -> None:
+    parsed = replace(PARSED, **fields, api_names={"grammar": "guide", "logprobs": "top"})
+    limits = replace(LIMITS, pairs=tuple(pairs))
+    if error is None:
+        validate.check_fields(parsed, limits)
+        return
+    with pytest.raises(FieldError) as caught:
+        validate.check_fields(parsed, limits)
+    assert parts_of(caught.value) == (*error, None, ErrorKind.INVALID)
+
+
+def test_the_context_is_that_of_pairs_that_offer_what_is_asked_for() -> None:
+    limits = replace(LIMITS, pairs=(PairLimits(90, 90, 0, PLAIN), PairLimits(9, 9, 5, REGEX)))
+    prompt = [1] * 20
+    for parsed in (PARSED, replace(PARSED, grammar=Grammar(choice=Choices(choices=["a"])))):
+        validate.check_prompt(parsed, validate.check_fields(parsed, limits), prompt, limits)
+    for grammar in (None, Grammar(regex="a")):
+        parsed = replace(PARSED, grammar=grammar, logprobs=1)
+        with pytest.raises(FieldError, match="context of 9 tokens"):
+            validate.check_prompt(parsed, validate.check_fields(parsed, limits), prompt, limits)
+    # Each of both has room for what the other one lacks.
+    limits = replace(LIMITS, pairs=(PairLimits(90, 90, 9, REGEX), PairLimits(9, 9, 9, PLAIN)))
+    parsed = replace(PARSED, grammar=Grammar(choice=Choices(choices=["a"])))
+    with pytest.raises(FieldError, match="context of 9 tokens"):
+        validate.check_prompt(parsed, validate.check_fields(parsed, limits), prompt, limits)
+
+
+def test_workers_that_left_meanwhile_leave_no_context() -> None:
+    """The limits are another snapshot once the prompt is tokenised."""
+    fields = check(replace(PARSED, logprobs=1))
+    gone = replace(LIMITS, pairs=(PairLimits(90, 90, 0),))
+    for most in (16, 0):
+        with pytest.raises(FieldError, match="context of 0 tokens"):
+            validate.check_prompt(replace(PARSED, logprobs=1), replace(fields, max_tokens=most), [1], gone)
