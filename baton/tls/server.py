@@ -54,6 +54,8 @@ class ServerTls:
         ""."""
         if self._admitted is None:
             return ""
+        if _VERSION not in auth_context:
+            return "the TLS version is not known: grpcio 1.85 or later is required"
         # gRPC's client and server always agree on 1.3; the minimum cannot be configured.
         if _values(auth_context, _VERSION) != (_TLS_1_3,):
             return "TLS 1.3 is required"
