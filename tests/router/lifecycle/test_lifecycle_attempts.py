@@ -191,7 +191,7 @@ async def test_the_time_per_output_token_corrects_predictions_of_the_worker_that
         await quiesced()
     assert router.prefixes.outputs == [(pairs[-1].decode.name, [97] * first + [98] * (20 - first))]
     ratios = [pair.decode.tpot_ratio.value for pair in pairs]
-    assert ratios == [1.0, 1.0] if moved else [pytest.approx(1 + 0.25 / 17)]
+    assert ratios == ([1.0, 1.0] if moved else [pytest.approx(1 + 0.25 / 17)])
 
 
 async def test_a_stop_string_may_come_before_the_reservation_fails(router: ScriptedRouter) -> None:

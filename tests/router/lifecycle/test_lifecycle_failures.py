@@ -23,7 +23,9 @@ from tests.router.lifecycle.scripted_router import (
     CANCELLED,
     FIRST,
     KV_BYTES,
+    NO_ROOM,
     PLACE,
+    PREEMPTED,
     REFUSED,
     STOP,
     ScriptedRouter,
@@ -272,6 +274,45 @@ async def test_a_request_fails_at_its_deadline(router: ScriptedRouter) -> None:
     assert (error.kind, str(error)) == (ErrorKind.DEADLINE, "the request's deadline passed")
     assert ended(logged) == line_of(outcome="deadline", stage="admitted", admission_ms=10.0, e2e_ms=10.0)
     assert router.queue.over == [PLACE]
+
+
+@pytest.mark.parametrize("sure", [False, True], ids=["reserved-first", "prompt-first"])
+async def test_refusals_of_full_workers_do_not_begin_the_wait_again(
+    router: ScriptedRouter, sure: bool
+) -> None:
+    router.queue.timeout_s = 0.0
+    pair = a_pair(sure=sure)
+    pair.decode_peer.answers["Reserve"] = NO_ROOM
+    async with router.running(request_of()) as outbox:
+        await router.place(pair)
+        error = failure(outbox)
+    assert (error.kind, str(error)) == (ErrorKind.OVERLOADED, "no slot became free within 0 s")
+    assert len(router.queue.asked) == 1
+
+
+async def test_the_wait_begins_again_after_an_attempt_that_ran(router: ScriptedRouter) -> None:
+    router.queue.timeout_s = 0.0
+    async with router.running(request_of()):
+        pair = a_pair()
+        prefill = await router.prefilling(pair)
+        prefill.emit(first_token=FIRST)
+        await quiesced()
+        pair.output(1, 1, [], finish_reason=PREEMPTED)
+        await quiesced()
+        assert len(router.queue.asked) == 2
+
+
+@pytest.mark.parametrize(("left_s", "outcome"), [(0.04, "deadline"), (30.0, "cancelled")])
+async def test_a_client_that_cancels_at_its_deadline_has_met_it(
+    router: ScriptedRouter, left_s: float, outcome: str
+) -> None:
+    """The client's clock may be a little ahead of the router's."""
+    deadline = asyncio.get_running_loop().time() + left_s
+    with structlog.testing.capture_logs() as logged:
+        async with router.running(request_of(deadline=deadline)):
+            pass
+        await quiesced()
+    assert ended(logged)["outcome"] == outcome
 
 
 async def test_the_queues_refusal_is_returned_unchanged(router: ScriptedRouter) -> None:

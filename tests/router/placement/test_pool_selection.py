@@ -105,12 +105,12 @@ def test_a_review_after_no_change_of_any_worker_keeps_all_marks() -> None:
     """A review comes with every heartbeat: only changes of who is there and alive count."""
     workers = pair(b"c")
     pools = pools_of(workers)
-    pools.review()  # repeated, since a pool became current
+    assert pools.review()  # repeated, since a pool became current
     workers[0].serves = False
-    pools.review()
+    assert not pools.review()
     assert serving(workers) == ["decode-0"]
     workers[1].following = False
-    pools.review()
+    assert pools.review()
     assert serving(workers) == ["prefill-0", "decode-0"]
 
 

@@ -316,6 +316,13 @@ def test_each_choice_draws_with_a_seed_of_its_own() -> None:
     assert asked.seed == U64 - 1
 
 
+def test_a_prompt_is_a_text_or_ids_or_a_conversation() -> None:
+    bare = replace(PARSED, text=None)
+    check(replace(bare, token_ids=(1,)))
+    check(replace(bare, tokenized=(1,)))
+    check(replace(bare, chat=Chat((ChatTurn("user", "a"),))))
+
+
 @pytest.mark.parametrize(
     "prompt", [{"text": ""}, {"text": None}, {"text": None, "token_ids": ()}, {"text": None, "tokenized": ()}]
 )

@@ -139,6 +139,23 @@ async def test_a_silent_worker_that_is_starved_is_waited_for(site: SiteMaker, st
         assert (responses[-1].trace.attempts == 1) is starved
 
 
+def test_a_worker_is_starved_only_where_its_process_is_seen_to_be() -> None:
+    assert not FrontProcess(None).starved(20.0)
+    looked: list[int] = []
+
+    def look(pid: int) -> Activity:
+        looked.append(pid)
+        return Activity(5.0, wanting=True)
+
+    front = FrontProcess(ProcessWatch(1, look_at=look))
+    assert not front.starved(0.0)
+    assert not front.starved(0.9)
+    assert looked == [], "a silence of less than a second is none"
+    assert front.starved(1.0)
+    assert front.starved(2.0)
+    assert looked == [1, 1]
+
+
 def test_only_processes_of_this_pid_namespace_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     watched: list[int] = []
     monkeypatch.setattr(liveness, "ProcessWatch", watched.append)
@@ -148,6 +165,10 @@ def test_only_processes_of_this_pid_namespace_are_looked_at(monkeypatch: pytest.
         FrontProcess.of(described)
         assert watched == ([pid] if seen else [])
     assert process_space() != ""
+    monkeypatch.setattr(liveness, "process_space", lambda: "")
+    watched.clear()
+    FrontProcess.of(DescribeResponse(process_id=1))
+    assert watched == [], "neither can tell where it is"
 
 
 async def test_a_prefill_worker_that_does_not_answer_loses_its_calls(site: SiteMaker) -> None:
