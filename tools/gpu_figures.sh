@@ -6,9 +6,9 @@
 # OUT gets a log a part; the last lines of each are printed. A part that the SECONDS left do not suffice for is
 # named and skipped. BASE=TREE also measures `steps` with the sources of an older commit, alternating with these;
 # PROCESSES is how many run tests at once. Without PARTs all of one GPU run, in this order, proofs before the figures
-# that rest on them. Others run where they are named: `wide`, `products-each`, `drafts-attention`, `attention-normed`,
-# `experts-budget`, `experts-more`, `experts-served`, `gpus-tables`, and of two GPUs of one host `gpus-faults`, `gpus`
-# and `gpus-steps`.
+# that rest on them. Others run where they are named: `wide`, `products-each`, `drafts-attention`, `drafts-oracle`,
+# `drafts-served`, `attention-normed`, `experts-budget`, `experts-more`, `experts-served`, `gpus-tables`, and of two
+# GPUs of one host `gpus-faults`, `gpus` and `gpus-steps`.
 # `gpu_session.sh` has what half an hour on two GPUs is for.
 set -uo pipefail
 
@@ -70,9 +70,21 @@ if wants attention-normed; then
     run attention-normed 120 python -m bench.decode attention --shapes qwen3-30b-a3b,qwen3-8b,llama-3.1-8b \
         --runs 1x1120,8x1120,16x1120,32x1120,64x1120 --json
 fi
+# Some 1.5, 2, 2.7 and 3 tokens a step.
+if wants drafts-oracle; then
+    run drafts-oracle 120 python -m bench.decode "${model[@]}" --rows-per-slot 4,8 --accept 0.34,0.52,0.64,0.68 \
+        --batch 1,8,32,64 --json
+fi
 if wants drafts-text; then
     run drafts-text 120 python -m bench.decode "${model[@]}" --text markov:0.8 --rows-per-slot 2,4,8 \
         --batch 1,8,64,128 --json
+fi
+# A cluster whose worker decides about drafts, beside one that has none.
+if wants drafts-served; then
+    for drafts in off auto; do
+        run "drafts-served-$drafts" 90 python -m bench.cluster gpu --topology both "${model[@]}" --streams 1,8,64 \
+            --prompts 1024 --up=--log-level --up=info --up=--speculation --up=$drafts --json
+    done
 fi
 if wants table; then
     run table-lookup 60 python -m bench.decode drafts --runs 1x8192,64x8192,256x8192 --lookahead-mb 64 --json

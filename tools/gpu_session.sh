@@ -32,7 +32,7 @@ parts() {
     CUDA_VISIBLE_DEVICES=$2 "$here/gpu_figures.sh" "$logs/$1" "$3" "${@:4}" >"$logs/$1.txt" 2>&1
 }
 
-drafts="products-each drafts-rows drafts-rows-fp8 drafts-text table"
+drafts="products-each drafts-rows drafts-oracle drafts-rows-fp8 drafts-text table drafts-served"
 experts="experts-bf16 experts-fp8 experts-budget attention-normed experts-served"
 tests="numbers wide experts-exact experts-tokens tests-clusters tests-kvtransfer tests-alone"
 

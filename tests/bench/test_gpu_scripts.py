@@ -45,9 +45,10 @@ if [[ $1 == -c ]]; then exec cat; fi
 exec {sys.executable} "$@"
 """
 OF_FIGURES = (
-    "numbers wide products-each drafts-exact drafts-rows drafts-rows-fp8 drafts-attention drafts-text table"
-    " attention-normed steps experts-exact experts-tokens experts experts-tunings experts-budget experts-more"
-    " experts-served tests gpus-tables gpus-faults gpus gpus-steps"
+    "numbers wide products-each drafts-exact drafts-rows drafts-rows-fp8 drafts-attention drafts-text"
+    " drafts-oracle drafts-served table attention-normed steps experts-exact experts-tokens experts"
+    " experts-tunings experts-budget experts-more experts-served tests gpus-tables gpus-faults gpus"
+    " gpus-steps"
 )
 
 
