@@ -178,24 +178,16 @@ message Call {
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_docstrings_stand_alone(package: str) -> None:
-    trees = {
-        str(file.relative_to(ROOT)): ast.parse(file.read_text("utf-8"))
-        for file in sorted((ROOT / package).rglob("*.py"))
-        if "_pb2" not in file.name
-    }
-    found = [
-        (name, faults)
-        for file, tree in trees.items()
-        for name, text in _docstrings(tree, file)
-        if (faults := _faults(text))
-    ]
-    openings = [
-        (f"{file}:{line}", fault)
-        for file, tree in trees.items()
-        for line, text in _all_docstrings(tree)
-        for fault in _opening(text)
-    ]
-    assert trees
+    files = [file for file in sorted((ROOT / package).rglob("*.py")) if "_pb2" not in file.name]
+    found, openings = [], []
+    for path in files:
+        # One at a time: collections of garbage would go through all trees that are kept.
+        tree, file = ast.parse(path.read_text("utf-8")), str(path.relative_to(ROOT))
+        found += [(name, faults) for name, text in _docstrings(tree, file) if (faults := _faults(text))]
+        openings += [
+            (f"{file}:{line}", fault) for line, text in _all_docstrings(tree) for fault in _opening(text)
+        ]
+    assert files
     assert found == []
     assert openings == [], "those of non-public ones count too"
 
