@@ -134,8 +134,7 @@ async def test_another_model_is_a_guest_whose_workers_end_with_it(
     secrets = cluster.log.parent / "secrets.yaml"
     secrets.write_text(f"cluster_secret: {CLUSTER_SECRET}\n")
     (address,) = set(re.findall("event='ray_joined'.* address='([^']+)'", cluster.log.read_text()))
-    # One worker is enough: it takes seconds to start, and ends as several do.
-    flags = ("--dtype", "float64", "--both", "1", "--secrets-file", str(secrets), "--redis-url", "none")
+    flags = ("--dtype", "float64", "--secrets-file", str(secrets), "--redis-url", "none")
     with baton_up(models[1], *flags, ray=address) as guest:
         async with cluster.stub() as stub, guest.stub() as other:
             await asyncio.gather(right(cluster, stub, models[0]), right(guest, other, models[1]))
