@@ -135,7 +135,7 @@ def test_a_ring_carries_the_logprobs_it_was_made_for() -> None:
         with_them.writer(memory).write([1], [0], [0], [0], batch_of([0], 6))
     assert without.size < with_them.size < SharedRings(4).size
     small = SharedMemory.create("test-logprobs", without.size)
-    with pytest.raises(ValueError, match="no logprobs"):
+    with pytest.raises(ValueError, match=r"^this ring carries no logprobs$"):
         without.writer(small).write([1], [0], [0], [0], batch_of([0], 1))
     without.writer(small).write([1], [0], [0], [0])
     (record,) = without.reader(small).read()

@@ -7,6 +7,7 @@ import pytest
 from baton.perf_model.step_costs import StepCosts
 from services.router.placement import placement as placement_module
 from services.router.placement.claim import Claim
+from services.router.placement.fitting import FailedPair
 from services.router.placement.forecast import (
     PromptAt,
     mean_context,
@@ -15,6 +16,7 @@ from services.router.placement.forecast import (
     usual_output,
 )
 from services.router.placement.placement import NoRoom
+from services.router.placement.room import Waits
 from services.router.request.limits import Needs
 from services.router.request.slo import Due
 from services.router.workers.other_claims import Precedence, SiblingCounts
@@ -127,9 +129,78 @@ def test_what_a_worker_has_cached_that_is_gone_does_not_count() -> None:
 def test_a_worker_designated_for_prefill_decodes_what_it_computed_where_no_other_has_a_slot() -> None:
     designated, other = (bare_worker(f"both-{number}", receives_handoffs=True) for number in (0, 1))
     placement = placement_of([designated, other])
-    other.claimed_slots, designated.queued_tokens = 8, 5
+    other.claimed_slots = 8
+    # That one would compute the prompt much quicker.
+    designated.costs, other.costs = StepCosts(prefill_token_s=1.0), StepCosts(prefill_token_s=1e-5)
     claim = placement.pick(50, 10)
     assert isinstance(claim, Claim)
     assert (claim.prefill, claim.decode) == (designated, designated)
     assert claim.reason == "designated for prefill: no other worker has a free slot"
     assert placement.placed == {"own": 0, "other": 0, "spare": 1}
+
+
+def test_a_request_waits_for_room_under_its_limit_where_that_is_worth_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prefill, decode = workers_of(PREFILL, DECODE)
+    decode.costs = StepCosts(decode_step_s=0.1)
+    placement = placement_of([prefill, decode])
+
+    def placed(*, returning: bool = False) -> bool:
+        claim = placement.pick(50, 10, tpot_s=0.05, waits=lambda: Waits.FOR_ITSELF, returning=returning)
+        if isinstance(claim, Claim):
+            claim.release()
+        return isinstance(claim, Claim)
+
+    assert placed(), "no worker would ever meet it"
+    monkeypatch.setattr(placement_module, "worth_waiting", lambda *asked: True)
+    assert not placed()
+    assert placed(returning=True), "it was placed before"
+
+
+@pytest.mark.parametrize(("waiting", "placed"), [((HERS,), False), ((LATER,), True)])
+def test_a_slot_is_left_for_each_request_of_a_sibling_process_that_goes_before(
+    waiting: tuple[Precedence, ...], placed: bool
+) -> None:
+    prefill, decode = workers_of(PREFILL, DECODE)
+    decode.claimed_slots = 7
+    decode.others.set_siblings(SiblingCounts(processes=1, waiting=waiting))
+    claim = placement_of([prefill, decode]).pick(50, 10, precedence=lambda: MINE)
+    assert (isinstance(claim, Claim), claim is NoRoom.DECODE) == (placed, not placed)
+
+
+def test_a_decode_worker_need_not_be_one_that_may_compute_the_prompt() -> None:
+    prefill, decode = workers_of(PREFILL, DECODE)
+    claim = placement_of([prefill, decode]).pick(50, 10, may_prefill=lambda worker: worker is prefill)
+    assert isinstance(claim, Claim)
+
+
+def test_workers_of_failed_attempts_come_last() -> None:
+    workers = workers_of(PREFILL, "prefill-1", "prefill-2", DECODE, "decode-1", "decode-2")
+    for worker in (workers[2], workers[5]):
+        worker.queued_tokens, worker.claimed_slots = 100, 3
+    failed = [FailedPair(workers[0], workers[3]), FailedPair(workers[1], workers[4])]
+    claim = placement_of(workers).pick(50, 10, failed=failed)
+    assert isinstance(claim, Claim)
+    assert (claim.prefill.name, claim.decode.name) == ("prefill-2", "decode-2")
+
+
+def test_a_combined_worker_leaves_a_prompt_to_a_much_quicker_one_whose_queue_is_full() -> None:
+    prefill, both = bare_worker(PREFILL), bare_worker("both-0", receives_handoffs=True)
+    prefill.costs, both.costs = StepCosts(prefill_token_s=1e-6), StepCosts(prefill_token_s=1.0)
+    placement = placement_of([prefill, both])
+    prefill.queued_tokens = 1000
+    prefill.backlog.add(1.0, 1000)
+    assert placement.pick(50, 10) is NoRoom.PREFILL
+    prefill.reachable = False
+    assert isinstance(placement.pick(50, 10), Claim)
+
+
+@pytest.mark.parametrize(("queued", "placed"), [(249, True), (250, False)])
+def test_prompts_that_go_after_this_one_do_not_count_as_queued(queued: int, placed: bool) -> None:
+    prefill, decode = workers_of(PREFILL, DECODE)
+    prefill.costs = StepCosts(prefill_token_s=1e-3)
+    prefill.queued_tokens = queued
+    prefill.backlog.add(10.0, 150)
+    claim = placement_of([prefill, decode], ahead=100).pick(50, 10, by_order=lambda: True)
+    assert isinstance(claim, Claim) is placed

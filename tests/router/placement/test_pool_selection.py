@@ -136,6 +136,16 @@ def test_a_role_keeps_its_weight_format_while_a_worker_with_it_is_alive() -> Non
     assert after(lambda: first.set_following(following=False)) == ["decode-0", "decode-2", "prefill-0"]
 
 
+def test_each_role_has_a_weight_format_of_its_own() -> None:
+    workers = [
+        bare_worker(f"{role}-{number}", weight_format=weight_format)
+        for role, formats in (("prefill", ("fp8", "bfloat16")), ("decode", ("bfloat16", "fp8")))
+        for number, weight_format in enumerate(formats)
+    ]
+    pools_of(workers)
+    assert serving(workers) == ["prefill-0", "decode-0"]
+
+
 def test_a_request_keeps_the_weight_formats_that_it_has_met() -> None:
     prefill = bare_worker("prefill-0")
     old, new = bare_worker("decode-0", weight_format="fp8"), bare_worker("decode-1")
