@@ -24,7 +24,7 @@ sys.meta_path.insert(0, Blocker())
     "module",
     [
         "services.router.__main__, services.router.process",
-        "loadgen.__main__, loadgen.cli",
+        "loadgen.__main__, loadgen.cli; loadgen.cli.parser(*loadgen.cli.COMMANDS)",
         # All commands.
         "services.cli.main, services.cli.up.command, services.cli.demo.command; "
         "[services.cli.parse.parser_of(name) for name in services.cli.commands.COMMANDS]",

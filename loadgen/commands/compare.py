@@ -23,7 +23,6 @@ from loadgen.reports.compared import comparison_page, difference_cells
 from loadgen.reports.console import plain_table
 from loadgen.reports.descriptions import load_words
 
-HELP = "compare runs or searches, with intervals"
 DESCRIPTION = (
     "Compares each further run with the first. Every difference has a 95 % interval; significant ones are "
     "marked. Folders of searches are compared by their goodput. A server's address in place of a further "

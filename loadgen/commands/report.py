@@ -13,7 +13,6 @@ from loadgen.goodput.curve import CURVE, read_curve
 from loadgen.reports.console import show_curve, show_run
 from loadgen.reports.write import write_curve_reports, write_reports
 
-HELP = "generate the reports of a run, search or sweep again"
 DESCRIPTION = "Summarises a folder's raw record again and writes report.html and report.md."
 
 

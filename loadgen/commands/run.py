@@ -22,7 +22,6 @@ from loadgen.reports.console import show_run
 from loadgen.reports.write import write_reports
 from loadgen.targets.preflight import preflight
 
-HELP = "send one load to a target"
 DESCRIPTION = (
     "Sends requests in an open loop (Poisson by default) or a closed loop, and reports the results. Latency "
     "counts from the scheduled send. Failed requests are counted and never retried. Exit code 0: all "

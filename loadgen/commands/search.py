@@ -25,7 +25,6 @@ from loadgen.reports.console import show_curve
 from loadgen.reports.write import write_curve_reports, write_rows
 from loadgen.targets.preflight import preflight
 
-HELP = "find the highest arrival rate that meets the limits"
 DESCRIPTION = (
     "Finds the goodput: the highest Poisson arrival rate at which the share of requests that meet every "
     "limit reaches the goal, with an interval. A rate at which the backlog grows is unstable. Exit code "

@@ -18,7 +18,6 @@ from loadgen.common.formatting import limits, number, percent
 from loadgen.reports.console import plain_table
 from loadgen.sizing.plan import Load, Plan, plan
 
-HELP = "compute how many prefill and decode workers a load needs"
 DESCRIPTION = (
     "Computes the fewest prefill and decode workers that carry each arrival rate within the limits, from a "
     "profile of measured step times. Calls no server. Exit code 2: the limits cannot be met."

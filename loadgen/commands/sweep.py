@@ -16,7 +16,6 @@ from loadgen.goodput.campaign import Campaign
 from loadgen.goodput.curve import Curve
 from loadgen.targets.preflight import preflight
 
-HELP = "measure several rates"
 DESCRIPTION = (
     "Measures each rate in a run of its own, and reports the curve. Exit code 0: done, 2: nothing could be "
     "measured, 3: every run is INVALID."

@@ -14,7 +14,6 @@ from loadgen.common.settings import TraceSettings
 from loadgen.load.trace_facts import TraceFacts, facts_of
 from loadgen.load.traces import read_trace, scaled, sniff, write_mooncake
 
-HELP = "describe a recorded load; convert it to Mooncake's format"
 DESCRIPTION = "Reads a trace of Mooncake (JSONL), Azure or BurstGPT (CSV) and describes the load."
 _BARS = "▁▂▃▄▅▆▇█"
 
