@@ -204,3 +204,22 @@ def test_prompts_that_go_after_this_one_do_not_count_as_queued(queued: int, plac
     prefill.backlog.add(10.0, 150)
     claim = placement_of([prefill, decode], ahead=100).pick(50, 10, by_order=lambda: True)
     assert isinstance(claim, Claim) is placed
+
+
+def test_where_no_prompt_may_start_a_worker_that_was_passed_over_says_what_is_waited_for() -> None:
+    """The worker that has the prompt cached soon has room, and another one has room now, but would compute
+    all of it."""
+    cached, idle, prefill, decode = workers = workers_of("both-0", "both-1", PREFILL, DECODE)
+    for worker in (cached, idle):
+        worker.costs = StepCosts(prefill_token_s=1e-6)
+    for full in (cached, prefill):
+        full.queued_tokens = 1000
+        for _ in range(3):
+            full.backlog.add(1e-6, 300)
+    idle.queued_tokens = 300
+    placement = placement_of(workers)
+    hits = {cached: 500}
+    assert placement.pick(500, 10, lambda worker: hits.get(worker, 0)) is NoRoom.CACHED
+    idle.queued_tokens = 1000
+    assert placement.pick(500, 10, lambda worker: hits.get(worker, 0)) is NoRoom.PREFILL
+    assert decode.free_slots == 8
