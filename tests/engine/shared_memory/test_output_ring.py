@@ -55,8 +55,9 @@ def test_every_word_arrives_once_and_in_order(turns: list[tuple[bool, int]]) -> 
     assert read + reader.read() == written
 
 
-def test_a_thousand_laps_do_not_confuse_the_reader() -> None:
-    writer, reader = make_ring(2)
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_a_thousand_laps_do_not_confuse_the_reader(capacity: int) -> None:
+    writer, reader = make_ring(capacity)
     for n in range(2000):
         writer.write([n], [1], [2], [Finish.NONE])
         assert [record.token for record in reader.read()] == [n]

@@ -278,8 +278,12 @@ async def test_a_request_fails_at_its_deadline(router: ScriptedRouter) -> None:
 
 @pytest.mark.parametrize("sure", [False, True], ids=["reserved-first", "prompt-first"])
 async def test_refusals_of_full_workers_do_not_begin_the_wait_again(
-    router: ScriptedRouter, sure: bool
+    router: ScriptedRouter, monkeypatch: pytest.MonkeyPatch, sure: bool
 ) -> None:
+    """The wait ends at its last moment."""
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
     router.queue.timeout_s = 0.0
     pair = a_pair(sure=sure)
     pair.decode_peer.answers["Reserve"] = NO_ROOM
