@@ -18,7 +18,7 @@ test-unit: setup ## the tests that start no process and open no port
 	pytest -n 2 $$(python -m tests.support.unit_tier) $(ARGS)
 
 test: setup ## the tests that fit any machine, in minutes
-	pytest -n 3 --durations=10 -v $(ARGS)
+	pytest -n 4 --durations=10 -v $(ARGS)
 
 prove: setup ## the proofs at full size (marker slow) that need no GPU
 	pytest --durations=10 -v -m 'slow and not gpu and not multigpu' $(ARGS)
