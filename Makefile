@@ -29,9 +29,9 @@ prove-gpu: setup ## all that needs one GPU, at full size
 prove-gpus: setup ## all that needs several GPUs of one host
 	CUDA_MODULE_LOADING=EAGER pytest --durations=10 -v -s -m multigpu $(ARGS)
 
-mutate: setup ## mutants of what safety rests on, and which of them no test notices; about an hour
+mutate: setup ## mutants of what safety rests on, and which of them no test notices; hours on two cores
 	pip install -q --disable-pip-version-check -c constraints.txt -e '.[mutation]'
-	mutmut run --max-children 2
+	mutmut run --max-children $$(nproc)
 	mutmut results
 
 check: setup ## style, types, import contracts, wire, generated code

@@ -43,7 +43,7 @@ async def test_drafts_behind_a_handoff_change_no_token(cluster: Cluster, unlike:
         usage, drafts = answer.last.usage, answer.last.trace.drafts
         if name in ("guided", "without drafts"):
             assert (usage.accepted_prediction_tokens, usage.rejected_prediction_tokens) == (0, 0), name
-            assert (drafts.steps, drafts.drafts) == (TOKENS - 1, 0), name
+            assert (drafts.steps, drafts.drafts) == (TOKENS - 1, 0), (name, answer.last.trace)
         else:
             assert usage.accepted_prediction_tokens == drafts.accepted_predicted > 0, name
             assert drafts.steps + drafts.accepted == TOKENS - 1, name
