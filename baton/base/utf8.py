@@ -1,4 +1,5 @@
-"""Text as operating systems pass it: where it is not UTF-8, Python keeps its bytes as lone surrogates."""
+"""Text that cannot be encoded: Python keeps what operating systems pass and is not UTF-8 as lone surrogates,
+and escapes in JSON may spell them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def unused() -> Material:
         (NAMES, "the TLS version is not known: grpcio 1.85 or later is required"),
         ({"peer_dns": (b"other",), "ssl_tls_version": (b"TLSv1.3",)}, "the certificate is not of a role"),
     ],
-    ids=["admitted", "older version", "version not told", "other name"],
+    ids=["admitted", "older version", "no version", "other name"],
 )
 def test_who_is_admitted(context: dict[str, tuple[bytes, ...]], expected: str) -> None:
     tls = ServerTls(unused, client_certificates=True, admitted=["decode.baton"])

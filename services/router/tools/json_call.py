@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+from baton.base.utf8 import is_utf8
 from services.router.tools.call_reader import (
     LONGEST_NAME,
     NotACallError,
@@ -17,7 +18,7 @@ from services.router.tools.call_reader import (
     stream_arguments,
 )
 from services.router.tools.held_text import HeldText, Reading
-from services.router.tools.json_scanner import JsonScanner, is_sendable
+from services.router.tools.json_scanner import JsonScanner
 from services.router.tools.pieces import FoundPieces
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -109,6 +110,6 @@ def _arguments_of(value: str) -> str:
         return "{}"
     scanner = JsonScanner()
     whole = value.startswith("{") and scanner.scan(value, 0) == len(value) and scanner.ended
-    if not whole or not is_sendable(value):
+    if not whole or not is_utf8(value):
         raise NotACallError
     return value

@@ -130,12 +130,3 @@ class JsonScanner:
     def _value_ended(self) -> None:
         self._next = _Next.AFTER
         self.ended = not self._open
-
-
-def is_sendable(text: str) -> bool:
-    """Returns whether a text can be encoded: escapes may spell half a surrogate pair, which cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -280,7 +280,7 @@ async def test_a_request_fails_at_its_deadline(router: ScriptedRouter) -> None:
 async def test_refusals_of_full_workers_do_not_begin_the_wait_again(
     router: ScriptedRouter, monkeypatch: pytest.MonkeyPatch, sure: bool
 ) -> None:
-    """The wait ends at its last moment."""
+    """A wait whose time is over ends, though a refusal comes at the same time."""
     loop = asyncio.get_running_loop()
     now = loop.time()
     monkeypatch.setattr(loop, "time", lambda: now)

@@ -1,4 +1,4 @@
-"""The claim that a placement makes: what it is taken to cost and when it is due, and who is told of it."""
+"""The claim that a placement makes: its assumed cost, its deadline, and the reports of it to `division`."""
 
 from __future__ import annotations
 
@@ -65,18 +65,20 @@ def test_predictions_and_the_workers_backlog_know_when_a_prompt_is_due(
     assert added == [left_s]
 
 
-def test_who_divides_prefill_is_told_of_claims_and_of_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_and_their_ends_are_reported_to_the_division(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     placement = placement_of(workers_of(PREFILL, DECODE))
-    told: list[tuple[object, ...]] = []
-    monkeypatch.setattr(placement.division, "placed", lambda *values: told.append(values))
+    reported: list[tuple[object, ...]] = []
+    monkeypatch.setattr(placement.division, "placed", lambda *values: reported.append(values))
     monkeypatch.setattr(
-        placement.division, "ended", lambda tokens, max_tokens: told.append((tokens, max_tokens))
+        placement.division, "ended", lambda tokens, max_tokens: reported.append((tokens, max_tokens))
     )
     claim = placement.pick(50, 10)
     assert isinstance(claim, Claim)
     claim.decoded(7, 0.01)
     # No worker exchanges prompts with others: none is computed by the worker that decodes.
-    assert told == [(0.0, claim.decode.costs, mean_context(50, 10), 10), (7, 10)]
+    assert reported == [(0.0, claim.decode.costs, mean_context(50, 10), 10), (7, 10)]
 
 
 def test_prompt_and_output_must_fit_together() -> None:

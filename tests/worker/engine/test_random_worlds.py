@@ -125,11 +125,8 @@ class Asked:
     def finish(self) -> Finish | None:
         assert self.reserved is not None
         key = self.reserved.slot, self.reserved.generation
-        ended = [one.finish for one in self.target.records if one.finish is not Finish.NONE]
-        mine = [
-            one.finish for one in self.target.records if one.finish is not Finish.NONE and _key(one) == key
-        ]
-        return mine[0] if ended and mine else None
+        mine = (one.finish for one in self.target.records if _key(one) == key)
+        return next((finish for finish in mine if finish is not Finish.NONE), None)
 
 
 def _key(record: Any) -> tuple[int, int]:

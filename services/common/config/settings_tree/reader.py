@@ -89,11 +89,11 @@ def _settings(view: View, given: Mapping[str, Any]) -> Settings:
     """The settings of values by path, and the view's defaults."""
     values = {**view.defaults, **given}
     for path, value in values.items():
-        if (
-            isinstance(value, str) and "\0" in value
-        ):  # no path, address or secret has one, and system calls refuse it
+        if not isinstance(value, str):
+            continue
+        if "\0" in value:  # no path, address or secret has one, and system calls refuse it
             raise invalid(f"{path} has a NUL character")
-        if isinstance(value, str) and not is_utf8(value):
+        if not is_utf8(value):
             raise invalid(f"{path} is not UTF-8")
     _require(values, view)
     _validated(values)  # before files are read that it names

@@ -20,7 +20,7 @@ _REGISTERS = 65_536
 _FOUR_PROGRAMS_REGISTERS, _THREE_PROGRAMS_REGISTERS = 128, 168
 # Programs a multiprocessor of few rows whose cache is in fp8.
 _FEW_ROWS_PROGRAMS = 3
-# Of normed queries: as many times the rows would still leave multiprocessors without a program.
+# Normed queries take fewer warps where this many times their rows leave multiprocessors without a program.
 _NORMED_ROWS = 4
 # Queries that an item may have, by how many rows of a slot it takes (`rows_per_item`). Two tiles of the
 # matrix units are as many as four warps hold results of beside the tiles of K; for four rows or fewer.
