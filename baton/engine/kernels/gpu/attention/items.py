@@ -245,6 +245,20 @@ def few_rows(rows: int, kv_heads: int, multiprocessors: int) -> bool:
 
 
 @triton.jit
+def load_item(line):
+    """Loads an item from its `line` of the list → row, slot, position, begin and end of its tokens, the first
+    item of its row, and how many its row has."""
+    row = tl.load(line + ITEM_ROW)
+    slot = tl.load(line + ITEM_SLOT)
+    position = tl.load(line + ITEM_POSITION)
+    begin = tl.load(line + ITEM_BEGIN)
+    end = tl.load(line + ITEM_END)
+    first = tl.load(line + ITEM_FIRST)
+    parts = tl.load(line + ITEM_PARTS)
+    return row, slot, position, begin, end, first, parts
+
+
+@triton.jit
 def item_span(position, window, TILE: tl.constexpr):
     """First token and number of tokens of a row's items (`SplitPolicy`)."""
     start = tl.maximum(position - window + 1, 0) // TILE * TILE

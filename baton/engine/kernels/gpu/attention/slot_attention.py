@@ -18,19 +18,13 @@ from torch import Tensor
 
 from baton.engine.kernels.gpu.attention.attend_tiles import attend_tiles, deliver
 from baton.engine.kernels.gpu.attention.items import (
-    ITEM_BEGIN,
     ITEM_DEPTH,
-    ITEM_END,
-    ITEM_FIRST,
-    ITEM_PARTS,
-    ITEM_POSITION,
-    ITEM_ROW,
     ITEM_ROWS,
-    ITEM_SLOT,
     ITEM_WIDTH,
     AttentionTuning,
     Heads,
     Items,
+    load_item,
 )
 from baton.engine.kernels.gpu.attention.kv_codes import codes_weights
 from baton.engine.kernels.gpu.attention.launch import cache_arguments, item_arguments
@@ -105,13 +99,7 @@ def _attend_item(
 ):  # fmt: skip
     """Attends one item for one KV head, all rows and query heads of its group as one tile of QUERIES."""
     line = items + item * ITEM_WIDTH
-    row = tl.load(line + ITEM_ROW)
-    slot = tl.load(line + ITEM_SLOT)
-    position = tl.load(line + ITEM_POSITION)
-    begin = tl.load(line + ITEM_BEGIN)
-    end = tl.load(line + ITEM_END)
-    first = tl.load(line + ITEM_FIRST)
-    parts = tl.load(line + ITEM_PARTS)
+    row, slot, position, begin, end, first, parts = load_item(line)
     there_are = tl.load(line + ITEM_ROWS)
     rows = there_are % ITEM_DEPTH
     before = there_are // ITEM_DEPTH

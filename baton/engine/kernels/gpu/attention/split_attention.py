@@ -18,17 +18,11 @@ from torch import Tensor
 
 from baton.engine.kernels.gpu.attention.attend_tiles import attend_tiles, deliver
 from baton.engine.kernels.gpu.attention.items import (
-    ITEM_BEGIN,
-    ITEM_END,
-    ITEM_FIRST,
-    ITEM_PARTS,
-    ITEM_POSITION,
-    ITEM_ROW,
-    ITEM_SLOT,
     ITEM_WIDTH,
     AttentionTuning,
     Heads,
     Items,
+    load_item,
 )
 from baton.engine.kernels.gpu.attention.launch import cache_arguments, item_arguments
 from baton.engine.kernels.gpu.attention.new_token import load_heads, write_token
@@ -81,13 +75,7 @@ def _split_attention(
     head = tl.program_id(0)
     item = tl.program_id(1)
     line = items + item * ITEM_WIDTH
-    row = tl.load(line + ITEM_ROW)
-    slot = tl.load(line + ITEM_SLOT)
-    position = tl.load(line + ITEM_POSITION)
-    begin = tl.load(line + ITEM_BEGIN)
-    end = tl.load(line + ITEM_END)
-    first = tl.load(line + ITEM_FIRST)
-    parts = tl.load(line + ITEM_PARTS)
+    row, slot, position, begin, end, first, parts = load_item(line)
     if item >= tl.load(item_count):
         return
     table = block_table + slot.to(tl.int64) * table_stride
