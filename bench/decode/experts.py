@@ -10,8 +10,9 @@ expert already. With fp8 there is a line more, of rows that are `codes`: `quanti
 makes those, and the library's product is `torch._scaled_grouped_mm`. Several draws of experts are launched in
 turn, so that weights are not in the GPU's cache.
 
-Then a line a product and tile of rows, for `own` tiles, of an entry each, and for others: the tunings with
-the smallest `over_best`, the geometric mean, over those numbers of rows, of a tuning's time over the best
+Numbers of rows that steps compute entry by entry have a line more (`by_entry`), whose `down` also adds up
+results, beside those of tiles. Then a line a product and tile of rows: the tunings with the smallest
+`over_best`, the geometric mean, over those numbers of rows, of a tuning's time over the best
 one's: columns, width, stages, warps, and that mean. Then a line a number of rows of the router, beside what
 places entries into tiles (`align_us`) and adds up results (`combine_us`). Last, a line a number of rows of a
 whole layer, with launches that begin early (`early_us`) and without.
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from baton.engine.kernels.fusion import Epilogue
     from baton.engine.kernels.gpu.experts.align_rows import Tiles
     from baton.engine.kernels.gpu.experts.grouped_tile import GroupedTuning
+    from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
     from baton.engine.kernels.weight_stack import WeightStack
 
     Times = dict[GroupedTuning, float]
@@ -76,13 +78,15 @@ def _lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         _compile_all(shape, name, precision, arguments.rows, way)
         layer = Experts(shape, name, precision, "cuda", way)
         gc.freeze()  # each capture looks at all that is not
-        times: dict[tuple[int, bool], list[Times]] = {}
+        times: dict[int, list[Times]] = {}
         for rows in arguments.rows:
             found, mine = layer.measure(rows)
-            times.setdefault((found["tile_rows"], found["own"]), []).append(mine)
+            times.setdefault(found["tile_rows"], []).append(mine)
             yield of_all | found
-        for (tile_rows, own), each in times.items():
-            kind = {"product": name, "codes": way.codes, "tile_rows": tile_rows, "own": own}
+            if layer.by_entry(rows) and not way.codes:
+                yield of_all | layer.measure_entries(rows)
+        for tile_rows, each in times.items():
+            kind = {"product": name, "codes": way.codes, "tile_rows": tile_rows}
             yield of_all | kind | {"over_best": best_of_all(each)}
     router.compile_all(shape, precision, arguments.rows)
     for rows in arguments.rows:
@@ -161,6 +165,16 @@ def tunings() -> list[GroupedTuning]:
     ]
 
 
+def entry_tunings() -> list[GemvTuning]:
+    """The tunings that are tried for entries one by one."""
+    from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
+
+    return [
+        GemvTuning(rows, width, warps)
+        for rows, width, warps in product((4, 8, 16), (256, 512, 1024), (2, 4, 8))
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """Rows' experts as a step has them: `tiles` for the kernel; for the library the ends of each expert's
@@ -233,7 +247,6 @@ class Experts:
         operations = 2 * rows * self.top_k * self.elements
         found = {
             "product": self.name, "codes": self.way.codes, "rows": rows, "tile_rows": first.tiles.tile_rows,
-            "own": self.own(rows),
             "us": round(us, 2), "tb_s": round(read / us / 1e6, 3), "tflop_s": round(operations / us / 1e6, 1),
             **asdict(chosen), "best_us": round(times[best], 2), "best": asdict(best),
             "library_us": self._library_us(rows, draws, microseconds),
@@ -241,27 +254,68 @@ class Experts:
         }  # fmt: skip
         return found, times
 
-    def own(self, rows: int) -> bool:
-        """True if in a step of `rows` rows each entry is a tile by itself."""
-        from baton.engine.kernels.expert_tiles import own_tile_rows
+    def by_entry(self, rows: int) -> bool:
+        """True if steps of `rows` rows compute entries one by one."""
+        from baton.engine.kernels.expert_tiles import rows_by_entry
 
-        return rows <= own_tile_rows(self.top_k, self.experts)
+        return rows <= rows_by_entry(self.top_k, self.experts)
+
+    def measure_entries(self, rows: int) -> dict[str, Any]:
+        """Microseconds of the entries of `rows` rows, one by one, by a worker's tuning and by the best."""
+        import torch
+
+        from baton.engine.kernels.gpu.experts.entry_products import down_tuning, gate_up_tuning
+        from bench.decode.timing import microseconds
+
+        draws = [self.experts_of(rows) for _ in range(_MOST_DRAWS if self.device == "cuda" else 1)]
+        gated = self.epilogue.gated
+        x = torch.randn(rows if gated else rows * self.top_k, self.k, dtype=self.dtype, device=self.device)
+        out = x.new_zeros(rows * self.top_k if gated else rows, self.outputs)
+        chosen = gate_up_tuning() if gated else down_tuning(self.stack.weight, rows)
+        times = {}
+        for tuning in {chosen: None, **dict.fromkeys(entry_tunings())}:
+            try:
+                took = microseconds(partial(self.launch_entries, draws, x, out, tuning), self.device)
+            except Exception:  # more registers than this GPU has, say
+                continue
+            times[tuning] = took / len(draws)
+        best = min(times, key=lambda tuning: times[tuning])
+        return {
+            "product": self.name, "by_entry": True, "rows": rows, "us": round(times[chosen], 2),
+            "chosen": asdict(chosen), "best_us": round(times[best], 2), "best": asdict(best),
+        }  # fmt: skip
+
+    def launch_entries(self, draws: list[Tensor], x: Tensor, out: Tensor, tuning: GemvTuning) -> None:
+        """Launches the product of each draw's entries, as a step does."""
+        import torch
+
+        from baton.engine.kernels.gpu.experts.entry_products import add_down_entries, gate_up_entries
+
+        weights = torch.ones(draws[0].shape, device=self.device)
+        for ids in draws:
+            if self.epilogue.gated:
+                gate_up_entries(out, x, ids, self.stack, self.epilogue, tuning)
+            else:
+                add_down_entries(out, x, ids, weights, self.stack, tuning)
+
+    def experts_of(self, rows: int) -> Tensor:
+        """Experts of each row, drawn uniformly [R, k] int32."""
+        import torch
+
+        ids = torch.rand(rows, self.experts).topk(self.top_k, 1).indices
+        return ids.to(self.device, torch.int32)
 
     def draw(self, rows: int) -> Draw:
         """Experts of each row, each drawn uniformly, and their tiles."""
         import torch
 
-        from baton.engine.kernels.gpu.experts.align_rows import EntryTiles, Tiles, align_rows
+        from baton.engine.kernels.gpu.experts.align_rows import Tiles, align_rows
 
-        ids = torch.rand(rows, self.experts).topk(self.top_k, 1).indices.int()
+        ids = self.experts_of(rows)
         counts = torch.bincount(ids.flatten(), minlength=self.experts)
-        there = ids.to(self.device)
-        if self.own(rows):
-            tiles = EntryTiles.empty(rows, self.top_k, self.device).of(there)
-        else:
-            tiles = Tiles.empty(rows, self.top_k, self.experts, self.device, self.way.tile(rows))
-            align_rows(tiles, there, counts.int().to(self.device)[None], rows)
-        return Draw(tiles, counts.cumsum(0).int().to(self.device), int((counts > 0).sum()))
+        tiles = Tiles.empty(rows, self.top_k, self.experts, self.device, self.way.tile(rows))
+        align_rows(tiles, ids, counts.int()[None], rows)
+        return Draw(tiles, counts.cumsum(0).int(), int((counts > 0).sum()))
 
     def launch(self, draws: list[Draw], x: Tensor, out: Tensor, tuning: GroupedTuning) -> None:
         """Launches the product of each draw, as a step does."""

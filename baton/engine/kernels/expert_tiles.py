@@ -9,7 +9,7 @@ FEW_ROWS, MANY_ROWS = 16, 64
 MOST_ROWS_OF_DECODE = 256
 # Rows from which on a step's `down` in bf16 is the vendor's grouped product.
 LIBRARY_ROWS = 4096
-# Experts for each entry from which on few rows share one.
+# Experts for each entry up to which rows share many.
 _EXPERTS_AN_ENTRY = 4
 
 
@@ -25,9 +25,9 @@ def most_tiles(rows: int, top_k: int, experts: int, tile_rows: int = FEW_ROWS) -
     return min(experts, entries) + entries // tile_rows
 
 
-def own_tile_rows(top_k: int, experts: int) -> int:
-    """Largest number of rows of a step that has a tile for each entry: the experts of few rows are seldom the
-    same, so hardly one is read twice. A row's own never are."""
+def rows_by_entry(top_k: int, experts: int) -> int:
+    """Largest number of rows of a step whose entries are computed one by one: the experts of few rows are
+    seldom the same, so hardly one is read twice. A row's own never are."""
     return max(1, experts // (_EXPERTS_AN_ENTRY * top_k))
 
 

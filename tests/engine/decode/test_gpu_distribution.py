@@ -82,12 +82,13 @@ class Size:
     draws: int
     slots: int
     graph: bool
+    within_s: float = 250
 
 
 REDUCED = Size(400, 48, graph=False)
 # Kinds of the reduced size: each edits, filters or scales logits in another way.
 SOME = ("temperature", "top-k and top-p", "min-p", "presence and frequency", "min tokens", "all")
-FULL = Size(2000, 96, graph=True)
+FULL = Size(2000, 96, graph=True, within_s=800)
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +192,9 @@ def prove(folder: Path, model: Any, size: Size, names: Collection[str] = ()) -> 
         graph=size.graph,
     )
     crowd, switches = Crowd(engine), Switches(engine)
-    answers = crowd.run([request for _, request in made], draw, join=0.95, each_turn=switches.look)
+    answers = crowd.run(
+        [request for _, request in made], draw, join=0.95, each_turn=switches.look, within_s=size.within_s
+    )
     crowd.assert_all_free()
     counts: dict[str, Counter[int]] = {name: Counter() for name in [*all_kinds, "greedy"]}
     for (name, request), answer in zip(made, answers, strict=True):
@@ -217,6 +220,7 @@ def test_some_draws_of_each_kind(tmp_path: Path, model: Any, names: Collection[s
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # beside other tests on the same GPU
 def test_draws_of_each_kind_on_a_gpu(tmp_path: Path, model: Any) -> None:
     for line in prove(tmp_path, model, FULL):
         print(f"\nPROOF distribution {line}", end="")

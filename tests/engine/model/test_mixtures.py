@@ -248,7 +248,7 @@ def test_memory_of_experts_is_what_a_pass_allocates(
     assert held == pytest.approx(space_bytes(rows, *sizes, 2, codes=codes), rel=0.02)
     without = ExpertsSpace.of(model, rows, exact=True)
     assert without is not None
-    assert without.codes.numel() == without.own_tiles.entry.numel() == 0
+    assert without.codes.numel() == without.entry_rows == 0
     assert (space.codes.numel() > 0) == codes
 
 

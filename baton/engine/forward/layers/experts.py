@@ -10,12 +10,13 @@ from torch import Tensor
 from baton.engine.kernels.expert_tiles import (
     LIBRARY_ROWS,
     MOST_ROWS_OF_DECODE,
-    own_tile_rows,
+    rows_by_entry,
     rows_of_tile,
 )
 from baton.engine.kernels.fusion import Epilogue
-from baton.engine.kernels.gpu.experts.align_rows import EntryPlaces, EntryTiles, Tiles, align_rows
+from baton.engine.kernels.gpu.experts.align_rows import EntryPlaces, Tiles, align_rows
 from baton.engine.kernels.gpu.experts.combine_rows import combine_rows
+from baton.engine.kernels.gpu.experts.entry_products import add_down_entries, gate_up_entries
 from baton.engine.kernels.gpu.experts.grouped_codes import takes_codes
 from baton.engine.kernels.gpu.experts.grouped_linear import grouped_linear
 from baton.engine.kernels.gpu.experts.library_product import library_multiplies, product_by_library
@@ -46,7 +47,8 @@ def router_tuning_of_step(rows: int) -> RouterTuning:
 class ExpertsSpace:
     """Memory that the mixtures of a pass of up to R rows share. `present` [R] int32: negative for a row that
     holds no token, and takes no expert; `normed` [R, hidden]; `ids`, `weights` [R, k]; `router` and `tiles`,
-    and for few rows `row_router` and `own_tiles`; `inner` [places of tiles, inner width]; `results` [R · k,
+    and for few rows `row_router`; up to `entry_rows` rows need no tiles, since each entry is computed by
+    itself (`entry_products`); `inner` [places of tiles, inner width]; `results` [R · k,
     hidden]; `codes` e4m3 and `code_scales`, of the rows of `normed` or of `inner`: without elements where
     experts take none. `places`: of a pass of many rows, whose `down` is the library's."""
 
@@ -57,7 +59,7 @@ class ExpertsSpace:
     ids: Tensor
     weights: Tensor
     tiles: Tiles
-    own_tiles: EntryTiles
+    entry_rows: int
     places: EntryPlaces | None
     inner: Tensor
     results: Tensor
@@ -67,15 +69,15 @@ class ExpertsSpace:
     @classmethod
     def of(cls, model: Model, rows: int, *, exact: bool = False) -> ExpertsSpace | None:
         """Zeros for up to `rows` rows; None for a model without experts. `exact`: any number of rows is
-        computed by the same tiles; else few rows have tiles of their own, and more are multiplied as codes
-        where experts are fp8 and rows have 16 bits."""
+        computed by the same tiles; else few rows are computed entry by entry, and more are multiplied as
+        codes where experts are fp8 and rows have 16 bits."""
         config, device, dtype = model.config, model.device, model.precision.activations
         if config.experts is None:
             return None
         experts, top_k, width = config.experts.count, config.experts.top_k, config.hidden_size
         tiles = Tiles.empty(rows, top_k, experts, device, rows_of_tile(rows))
         few = rows <= MOST_ROWS_OF_DECODE and not exact
-        own_rows = min(rows, own_tile_rows(top_k, experts)) if few else 0
+        entry_rows = rows_by_entry(top_k, experts) if few else 0
         mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertsMlp)]
         stacks, downs = [mlp.gate_up for mlp in mixtures], [mlp.down for mlp in mixtures]
         by_codes = not exact and dtype.itemsize == 2 and all(map(_takes_codes, stacks))
@@ -95,7 +97,7 @@ class ExpertsSpace:
             ids=torch.zeros(rows, top_k, dtype=torch.int32, device=device),
             weights=torch.zeros(rows, top_k, device=device),
             tiles=tiles,
-            own_tiles=EntryTiles.empty(own_rows, top_k, device),
+            entry_rows=entry_rows,
             places=EntryPlaces.empty(rows, top_k, experts, device) if by_library else None,
             inner=torch.zeros(
                 tiles.entry.numel(), config.experts.intermediate_size, dtype=dtype, device=device
@@ -122,28 +124,31 @@ def _takes_codes(stack: WeightStack) -> bool:
 
 def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor, *, early: bool | None = None) -> None:
     """Adds the mixture's MLP: hidden [M, hidden] += mixture(hidden). Rows that are not present stay as they
-    are. `early`: launches begin before those before them have ended (`dependent_launch`); None: where each
-    entry is a tile."""
+    are. `early`: launches begin before those before them have ended (`dependent_launch`); None: where
+    entries are computed one by one."""
     if mlp.residual.post_norm is not None:
         raise ValueError("no kernel norms the sum of experts")
     rows, (experts, _, _) = hidden.shape[0], mlp.gate_up.shape
     present, normed = space.present[:rows], space.normed[:rows]
     ids, weights = space.ids[:rows], space.weights[:rows]
-    own = space.own_tiles.of(ids)
     router = space.row_router if rows <= len(space.row_router.logits) else space.router
-    by_own = len(own.entry) == ids.numel()
-    early = by_own if early is None else early
-    tiles = own if by_own else space.tiles.of_rows(rows, mlp.top_k, experts)
-    gathered = not by_own and gathers(tiles, rows, router.tuning)
+    by_entry = rows <= space.entry_rows
+    early = by_entry if early is None else early
+    tiles = space.tiles.of_rows(rows, mlp.top_k, experts)
+    gathered = not by_entry and gathers(tiles, rows, router.tuning)
     route_rows(
         normed, ids, weights, hidden, mlp.norm, mlp.router, present, mlp.taken, router,
         normalise=mlp.normalise, tiles=tiles if gathered else None, early=early,
     )  # fmt: skip
+    if by_entry:
+        inner = space.inner[: ids.numel()]
+        gate_up_entries(inner, normed, ids, mlp.gate_up, mlp.gate, early=early)
+        add_down_entries(hidden, inner, ids, weights, mlp.down, early=early)
+        return
     places = space.places if rows >= LIBRARY_ROWS else None
-    if not by_own and not gathered:
+    if not gathered:
         align_rows(tiles, ids, router.counts, router.tuning.rows, places, early=early)
-    # Few rows take less time than a launch that quantises them.
-    by_codes = not by_own and space.codes.numel() > 0
+    by_codes = space.codes.numel() > 0
     x = space.as_codes(normed, early=early) if by_codes else (normed, None)
     grouped_linear(space.inner, x[0], mlp.gate_up, tiles, mlp.top_k, mlp.gate, x_scales=x[1], early=early)
     inner = space.inner[: tiles.entry.numel()]

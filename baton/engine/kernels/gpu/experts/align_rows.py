@@ -77,12 +77,10 @@ def _align(
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Rows by expert, in tiles. `expert` [T] int32: of each tile, -1 beyond the last one. `entry` [T, rows of
-    a tile] int32: row · k + place of each row of a tile, -1 for none. `own`: each entry has a tile of its
-    own, so that there are few."""
+    a tile] int32: row · k + place of each row of a tile, -1 for none."""
 
     expert: Tensor
     entry: Tensor
-    own: bool = False
 
     @classmethod
     def empty(
@@ -116,25 +114,6 @@ class EntryPlaces:
     def empty(cls, rows: int, top_k: int, experts: int, device: torch.device | str) -> EntryPlaces:
         """Memory for up to `rows` rows."""
         return cls(*(torch.empty(n, dtype=torch.int32, device=device) for n in (experts, rows * top_k)))
-
-
-@dataclass(frozen=True, slots=True)
-class EntryTiles:
-    """Tiles of one entry each, which need no alignment: their experts are the ids as they are. For few rows,
-    which seldom share an expert. `entry` [R · k, 16] int32."""
-
-    entry: Tensor
-
-    @classmethod
-    def empty(cls, rows: int, top_k: int, device: torch.device | str) -> EntryTiles:
-        """Allocates tiles without entries for up to `rows` rows."""
-        entry = torch.full((rows * top_k, FEW_ROWS), -1, dtype=torch.int32, device=device)
-        entry[:, 0] = torch.arange(rows * top_k, dtype=torch.int32)
-        return cls(entry)
-
-    def of(self, ids: Tensor) -> Tiles:
-        """The tiles of ids [R, k], in their memory."""
-        return Tiles(ids.view(-1), self.entry[: ids.numel()], own=True)
 
 
 def align_rows(

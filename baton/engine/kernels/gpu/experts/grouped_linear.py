@@ -64,7 +64,7 @@ def _load(rows, k, K, EVEN: tl.constexpr, UPCAST: tl.constexpr):
 def chosen_tuning(x: Tensor, weight: Weight, tiles: Tiles, epilogue: Epilogue) -> GroupedTuning:
     """Returns the tuning by which `grouped_linear` computes a product unless another is given."""
     quantised = isinstance(weight, QuantizedWeight)
-    return GroupedTuning.of(tiles.tile_rows, epilogue, x.dtype, own=tiles.own, quantised=quantised)
+    return GroupedTuning.of(tiles.tile_rows, epilogue, x.dtype, quantised=quantised)
 
 
 def grouped_linear(

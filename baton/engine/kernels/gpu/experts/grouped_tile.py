@@ -51,18 +51,11 @@ class GroupedTuning:
 
     @classmethod
     def of(
-        cls,
-        tile_rows: int,
-        epilogue: Epilogue,
-        dtype: torch.dtype,
-        *,
-        own: bool = False,
-        quantised: bool = False,
+        cls, tile_rows: int, epilogue: Epilogue, dtype: torch.dtype, *, quantised: bool = False
     ) -> GroupedTuning:
-        """Chooses the tuning for tiles of `tile_rows` rows of x in a dtype; `own`: of one entry each;
-        `quantised`: of experts in fewer bits. Those of 16 bits and of codes are the best ones of
-        `bench.decode experts` on an H200; int4 and `down` of 16-bit prompts were not
-        measured."""
+        """Chooses the tuning for tiles of `tile_rows` rows of x in a dtype; `quantised`: of experts in fewer
+        bits. Those of 16 bits and of codes are the best ones of `bench.decode experts` on an H200; int4 and
+        `down` of 16-bit prompts were not measured."""
         many, gated = tile_rows > FEW_ROWS, epilogue.gated
         if dtype.itemsize > 2:
             return cls(128, 64, 2, 8) if many else cls(32 if gated else 64, 128, 4, 4)
@@ -72,6 +65,4 @@ class GroupedTuning:
             return cls(64 if gated else 128, 64, 3, 4) if many else cls(64, 128, 3, 4)
         if many:
             return cls(128, 64, 4, 4)
-        if own:
-            return cls(64, 256, 3, 4) if gated else cls(128, 128, 4, 8)
         return cls(128, 128, 3, 4 if gated else 8)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.engine.kernels.expert_tiles import FEW_ROWS, MANY_ROWS, most_tiles
 from baton.engine.kernels.fusion import Epilogue
-from baton.engine.kernels.gpu.experts.align_rows import EntryTiles, Tiles, align_rows
+from baton.engine.kernels.gpu.experts.align_rows import Tiles, align_rows
 from baton.engine.kernels.gpu.experts.combine_rows import combine_rows
 from baton.engine.kernels.gpu.experts.grouped_linear import grouped_linear
 from baton.engine.kernels.gpu.experts.grouped_tile import GroupedTuning
@@ -116,12 +116,6 @@ class Mixture:
         rows, top_k = ids.shape
         tiles = Tiles.empty(rows, top_k, self.experts, DEVICE, tile_rows)
         align(tiles, ids, self.experts)
-        return self.by_tiles(tiles, hidden, x, ids, weights, gate)
-
-    def by_tiles(
-        self, tiles: Tiles, hidden: Tensor, x: Tensor, ids: Tensor, weights: Tensor, gate: Epilogue
-    ) -> Tensor:
-        rows, top_k = ids.shape
         inner = x.new_full((tiles.entry.numel(), self.down.shape[2]), torch.nan)
         results = x.new_full((rows * top_k, x.shape[1]), torch.nan)
         grouped_linear(inner, x, self.gate_up, tiles, top_k, gate, self.tuning)
@@ -232,17 +226,6 @@ def test_formats_without_a_kernel_are_refused(form: WeightFormat) -> None:
         grouped_linear(normal(64, 24), normal(2, 64), stack, tiles, 1, Epilogue.SWIGLU, TUNING)
 
 
-@pytest.mark.parametrize("form", [None, *CODES[1:3]], ids=str)
-def test_rows_by_tiles_of_their_own_have_the_same_bits(form: WeightFormat | None) -> None:
-    """Each entry of few rows is a tile, straight from the ids."""
-    mixture = Mixture.random(5, 64, 32, torch.float32, form)
-    x, hidden, weights = normal(3, 64, seed=3), normal(3, 64, seed=4), normal(3, 2, seed=5)
-    ids = as_ids(torch.tensor([[3, 1], [-1, -1], [1, 4]]))
-    shared = mixture.by_kernels(hidden, x, ids, weights, Epilogue.SWIGLU)
-    own = mixture.by_tiles(EntryTiles.empty(3, 2, DEVICE).of(ids), hidden, x, ids, weights, Epilogue.SWIGLU)
-    assert torch.equal(own, shared)
-
-
 def test_a_row_has_the_same_bits_beside_any_others() -> None:
     mixture = Mixture.random(5, 40, 20, torch.float32)
     x, hidden, weights = normal(20, 40, seed=3), normal(20, 40, seed=4), normal(20, 2, seed=5)
@@ -275,13 +258,6 @@ def as_chosen(
                 one = slice(row, row + 1)
                 parts = hidden[one], x[one].clone(), ids[one].clone(), weights[one].clone()
                 assert torch.equal(mixture.by_kernels(*parts, *how)[0], found[row]), (name, tile_rows, row)
-                if tile_rows == FEW_ROWS:
-                    own = EntryTiles.empty(1, top_k, DEVICE).of(parts[2])
-                    alone = mixture.by_tiles(own, *parts, Epilogue.SWIGLU)[0]
-                    if bool((parts[2] < 0).all()):
-                        assert not alone.any(), name
-                    else:
-                        assert relative_rms(alone.float(), expected[row].float()) < 0.03, name
 
 
 @pytest.mark.slow
