@@ -34,7 +34,7 @@ from services.worker.engine.startup.loading_progress import LoadingProgress
 from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner, plan_devices
 
 # Their kernels have run in Triton's interpreter alone.
-MIXTURES_ON_GPUS = False
+MIXTURES_ON_GPUS = True
 # Their steps have run as ranks of a CPU alone, and the exchange between them compiled for the host.
 SEVERAL_GPUS = False
 

@@ -104,11 +104,11 @@ def test_what_does_not_fit_is_refused() -> None:
     "shape", [(4, 8, 32, 2048, 768), (1, 2, 3, 4096, 14336)], ids=["qwen3-30b-a3b", "mixtral-8x7b"]
 )
 def test_entries_at_full_width(form: WeightFormat | None, shape: tuple[int, int, int, int, int]) -> None:
-    rows, top_k, *sizes = shape
-    mixture = Mixture.random(*sizes, torch.bfloat16, form)
-    x, stream = normal(rows, sizes[1], seed=3, dtype=torch.bfloat16), torch.zeros(rows, sizes[1])
+    rows, top_k, experts, hidden, inner = shape
+    mixture = Mixture.random(experts, hidden, inner, torch.bfloat16, form)
+    x, stream = normal(rows, hidden, seed=3, dtype=torch.bfloat16), torch.zeros(rows, hidden)
     weights = normal(rows, top_k, seed=5)
-    for name, routing in routings(rows, top_k, sizes[0]).items():
+    for name, routing in routings(rows, top_k, experts).items():
         ids = as_ids(routing)
         expected = mix(x, ids.long(), weights, mixture.gate_up, mixture.down, Epilogue.SWIGLU)
         found = by_entries(mixture, stream.to(x), x, ids, weights, None)
