@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from deploy.helm.values_comments import CHART, read_values
+from deploy.helm.values_comments import CHART, LOADER, read_values
 from services.common.config.router import RouterSettings
 from services.common.config.settings_tree.listing import without_links
 from services.common.config.transfer import TransferConfig
@@ -45,7 +45,7 @@ def build() -> str:
     """Returns the text of values.schema.json."""
     types: dict[str, Any] = {}
     for name in ("types", "roles", "parts"):
-        types |= yaml.safe_load((SOURCES / f"{name}.yaml").read_text(encoding="utf-8"))
+        types |= _source(name)
     types["engine"] = _settings(EngineConfig)
     types["engine"]["properties"]["dtype"]["enum"] += ["bf16", "fp16", "fp32", "fp64"]
     for setting in types["engine"]["properties"].values():
@@ -55,7 +55,7 @@ def build() -> str:
     types["transfer"] = _settings(TransferConfig)
     types["routerSettings"] = _settings(RouterSettings)
     expansion = _Expansion(types)
-    schema = expansion.expand(yaml.safe_load((SOURCES / "values.yaml").read_text(encoding="utf-8")))
+    schema = expansion.expand(_source("values"))
     for value in read_values():
         if value.comment:
             _describe(schema, value.path, value.comment)
@@ -68,6 +68,12 @@ def build() -> str:
     definitions = dict(sorted(expansion.definitions.items()))
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart baton"}
     return _text(head | schema | {"definitions": definitions}) + "\n"
+
+
+def _source(name: str) -> dict[str, Any]:
+    text = (SOURCES / f"{name}.yaml").read_text(encoding="utf-8")
+    parsed: dict[str, Any] = yaml.load(text, LOADER)  # noqa: S506 (a safe loader)
+    return parsed
 
 
 class _Expansion:

@@ -18,6 +18,8 @@ from typing import Any
 import yaml
 
 CHART = Path(__file__).parent / "baton"
+# Built on libyaml, if PyYAML is: six times as fast.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z][\w.]*):(?P<value>.*)$")
 _COMMENT = re.compile(r"^(?P<indent> *)# ?(?P<text>.*)$")
@@ -35,7 +37,7 @@ class Value:
 def read_values(file: Path = CHART / "values.yaml") -> list[Value]:
     """All keys in the order of the file."""
     text = file.read_text(encoding="utf-8")
-    defaults = yaml.safe_load(text)
+    defaults = yaml.load(text, LOADER)  # noqa: S506 (a safe loader)
     return [Value(path, comment, _at(defaults, path)) for path, comment in _comments(text)]
 
 

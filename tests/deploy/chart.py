@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -102,9 +103,19 @@ def case(name: str) -> Rendered:
 
 
 def render(values: Values) -> Rendered:
-    """The chart with these values over its own. Raises HelmError where they are refused."""
+    """The chart with these values over its own, rendered once for all tests. Raises HelmError where they are
+    refused."""
+    return _rendered(json.dumps(values))
+
+
+@cache
+def _rendered(values: str) -> Rendered:
+    return render_anew(json.loads(values))
+
+
+def render_anew(values: Values) -> Rendered:
+    """The same by an installation of its own, whose generated secrets are others."""
     with Chart.load(CHART) as chart:
-        chart.validate_schema(values)
         texts = chart.render(values, name=RELEASE, namespace=NAMESPACE)
     objects = [made for name in sorted(texts) if name != NOTES for made in objects_in(texts[name])]
     return Rendered(texts, tuple(objects))

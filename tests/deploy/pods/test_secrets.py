@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from services.common.config.tracing import TracingSettings
-from tests.deploy.chart import CASES, Object, Rendered, case, render, render_with
+from tests.deploy.chart import CASES, DUMPER, Object, Rendered, case, render, render_anew, render_with
 
 KEYS = ("cluster-secret", "prefix-secret", "journal-key")
 
@@ -84,7 +84,7 @@ def test_headers_for_the_collector_of_traces_are_a_file_that_the_configuration_n
 
 
 def test_generated_secrets_differ_each_time_and_are_long() -> None:
-    first, second = (render({}).of_kind("Secret") for _ in range(2))
+    first, second = (render_anew({}).of_kind("Secret") for _ in range(2))
     data, other = first["demo-baton-secrets"]["stringData"], second["demo-baton-secrets"]["stringData"]
     assert set(data) == set(KEYS)
     assert all(data[key] != other[key] and len(data[key]) >= 48 for key in KEYS)
@@ -152,7 +152,7 @@ def test_no_secret_is_in_an_argument_variable_or_configuration(name: str) -> Non
         if key not in ("valkey.conf", "redis-url")
     }
     elsewhere = [made for made in rendered.objects if made["kind"] != "Secret"]
-    text = yaml.safe_dump(elsewhere)
+    text = yaml.dump(elsewhere, Dumper=DUMPER)
     assert not [secret for secret in secrets if secret in text]
     for spec in rendered.pods().values():
         for container in spec["containers"]:

@@ -21,7 +21,6 @@ MORE_ODD = ("123", "on", "0x1f", "true", "false", "yes", "no", "off", "y", "n", 
 
 def _render(values: Values, release: str = "demo", namespace: str = "llm") -> Rendered:
     with Chart.load(CHART) as chart:
-        chart.validate_schema(values)
         texts = chart.render(values, name=release, namespace=namespace)
     made = [one for name, text in texts.items() if not name.endswith("NOTES.txt") for one in objects_in(text)]
     return Rendered(texts, tuple(made))
