@@ -213,7 +213,7 @@ def test_a_late_reader_stops_the_steps_and_loses_nothing(tmp_path: Path) -> None
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_in_mode_fast_the_same_rows_have_the_same_bits(tmp_path: Path, dtype: str) -> None:
-    """None of the sequences ends, since a step has fewer rows as soon as the host has seen an end."""
+    """The sequences do not end, since a step has fewer rows as soon as the host has seen an end."""
     runs = []
     for _ in range(2):
         drafting = Drafting(tmp_path, 8, numerics="fast", dtype=dtype, blocks=192)
