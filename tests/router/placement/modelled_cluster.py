@@ -15,6 +15,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
+from heapq import heappop, heappush
 from statistics import median
 
 import pytest
@@ -50,13 +51,14 @@ COSTS = StepCosts(
 )
 
 
-@dataclass(eq=False)
+@dataclass(order=True)
 class Decoding:
-    """A sequence that is decoded: the tokens that it has, those that are left, and the event of its end."""
+    """A sequence that is decoded: the number of its machine's step that ends it, the tokens that it has then,
+    and the event of its end."""
 
+    last_step: int
     context: int
-    left: int
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
 
 
 @dataclass(eq=False)
@@ -73,13 +75,17 @@ class Machine:
     prompts: asyncio.Lock = field(default_factory=asyncio.Lock)
     exchanges: bool = False
     by_slack: bool = False
-    running: set[Decoding] = field(default_factory=set)
+    # A heap: the sequence that ends first is its first.
+    running: list[Decoding] = field(default_factory=list)
     most_running: int = 0
+    # Tokens that these have.
+    context: int = 0
     # Of the prompts computed last, how many times as long as `costs` they took.
     _slowness: deque[float] = field(default_factory=lambda: deque(maxlen=9))
     # Held by what runs on a worker of role both.
     _gpu: asyncio.Lock = field(default_factory=asyncio.Lock)
     _stepping: asyncio.Task[None] | None = None
+    _stepped: int = 0
     _steps: ModelledPrompts | None = None
 
     async def prefill(self, tokens: int, left_s: float = math.inf) -> None:
@@ -103,14 +109,11 @@ class Machine:
     def step_s(self) -> float:
         return self.unreported * self.slower * self.costs.token_s(len(self.running), self.context)
 
-    @property
-    def context(self) -> int:
-        return sum(sequence.context for sequence in self.running)
-
     async def decode(self, prompt: int, tokens: int) -> None:
         """Decodes `tokens` tokens of a sequence."""
-        sequence = Decoding(prompt, tokens)
-        self.running.add(sequence)
+        sequence = Decoding(self._stepped + tokens, prompt + tokens)
+        heappush(self.running, sequence)
+        self.context += prompt
         self.most_running = max(self.most_running, len(self.running))
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._step())
@@ -120,12 +123,12 @@ class Machine:
         while self.running:
             async with self._gpu:
                 await asyncio.sleep(self.step_s())
-            for sequence in list(self.running):
-                sequence.context += 1
-                sequence.left -= 1
-                if not sequence.left:
-                    self.running.remove(sequence)
-                    sequence.ended.set()
+            self._stepped += 1
+            self.context += len(self.running)
+            while self.running and self.running[0].last_step == self._stepped:
+                sequence = heappop(self.running)
+                self.context -= sequence.context
+                sequence.ended.set()
 
     def describe(self, worker: Worker) -> DescribeResponse:
         """The description in a worker's next heartbeat."""
