@@ -47,8 +47,10 @@ def kept_in(made: list[TurnGroup]) -> Callable[[Sequence[Model], int, int], Turn
     return make
 
 
+@pytest.mark.parametrize("most", [3, pytest.param(5, marks=SLOW)])
 @pytest.mark.parametrize("name", DIVIDED)
-def test_families_decode_as_on_one_device(tmp_path: Path, name: str) -> None:
+def test_families_decode_as_on_one_device(tmp_path: Path, name: str, most: int) -> None:
+    """`most` tokens: the first is prefill's, and the second of the short prompt has a block of its own."""
     folder = CASES[name].make(tmp_path / "model")
     prompts = [list(range(3, 24)), [7, 200, 31]]
     outputs, made = [], list[TurnGroup]()
@@ -56,15 +58,21 @@ def test_families_decode_as_on_one_device(tmp_path: Path, name: str) -> None:
         LocalEngine(folder, checkpoint=True, slots=2),
         on_ranks(folder, checkpoint=True, slots=2, group=kept_in(made)),
     ):
-        keys = [engine.start(prompt, max_tokens=5) for prompt in prompts]
+        keys = [engine.start(prompt, max_tokens=most) for prompt in prompts]
         outputs.append(engine.run(*keys))
     assert outputs[0] == outputs[1]
     assert [turn.norms for turn in made[0].turns] == [made[0].sums] * 2
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["gemma3-windows", pytest.param("llama-tied-biases", marks=SLOW)])
-def test_steps_exchange_by_the_kernels_themselves(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("gemma3-windows", 3),
+        *(pytest.param(name, 4, marks=SLOW) for name in ("gemma3-windows", "llama-tied-biases")),
+    ],
+)
+def test_steps_exchange_by_the_kernels_themselves(tmp_path: Path, name: str, most: int) -> None:
     """Rows, parts, norms and logits are where the kernels look for them; three ranks' vocabulary is not
     divided evenly."""
     shape = {"hidden_size": 96, "intermediate_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
@@ -74,7 +82,7 @@ def test_steps_exchange_by_the_kernels_themselves(tmp_path: Path, name: str) -> 
         LocalEngine(folder, checkpoint=True, slots=2),
         on_ranks(folder, checkpoint=True, slots=2, ranks=3, group=HostGroup),
     ):
-        keys = [engine.start(prompt, max_tokens=4) for prompt in prompts]
+        keys = [engine.start(prompt, max_tokens=most) for prompt in prompts]
         outputs.append(engine.run(*keys))
         assert not engine.decode.device_hung()
     assert outputs[0] == outputs[1]
@@ -134,23 +142,30 @@ def test_requests_with_every_feature(tmp_path: Path, ranks: int, numerics: str, 
             assert other.logprob == pytest.approx(one.logprob, abs=1e-4)
 
 
-def test_a_cache_of_codes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [3, pytest.param(6, marks=SLOW)])
+def test_a_cache_of_codes(tmp_path: Path, most: int) -> None:
     """Each device quantises the keys and values of its heads, and reads the codes that it is handed."""
     outputs = []
     for ranks in (1, 2):
         options = {"cache_dtype": FP8, "slots": 2, "changes": SHAPE, "ranks": ranks}
         engine = on_ranks(tmp_path / str(ranks), **options, group=TurnGroup if ranks > 1 else None)
-        keys = [engine.start(list(range(3, 24)), max_tokens=6), engine.start([7, 50, 31], max_tokens=6)]
+        keys = [engine.start(prompt, max_tokens=most) for prompt in (range(3, 24), (7, 50, 31))]
         outputs.append(engine.run(*keys))
     assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize("numerics", ["exact", pytest.param("fast", marks=SLOW)])
 @pytest.mark.parametrize(
-    "name",
-    ["fp8 by channel", pytest.param("fp8 by tensor", marks=SLOW), pytest.param("fp8 by block", marks=SLOW)],
+    ("name", "numerics", "most"),
+    [
+        ("fp8 by channel", "exact", 3),
+        *(
+            pytest.param(f"fp8 by {by}", numerics, 6, marks=SLOW)
+            for by in ("channel", "tensor", "block")
+            for numerics in ("exact", "fast")
+        ),
+    ],
 )
-def test_weights_in_fp8(tmp_path: Path, name: str, numerics: str) -> None:
+def test_weights_in_fp8(tmp_path: Path, name: str, numerics: str, most: int) -> None:
     """Each device has its part of the codes and of their scales; o_proj and down_proj yield their parts of
     the sums from these."""
     shape = {"hidden_size": 192, "intermediate_size": 192, "num_key_value_heads": 4}
@@ -161,7 +176,7 @@ def test_weights_in_fp8(tmp_path: Path, name: str, numerics: str) -> None:
         options = {"checkpoint": True, "slots": 2, "formats": weight_formats, "numerics": numerics}
         engine = on_ranks(packed, **options, ranks=ranks, group=TurnGroup if ranks > 1 else None)
         assert engine.model.layers[0].attention.output.linear.format.startswith("fp8")
-        keys = [engine.start(prompt, max_tokens=6) for prompt in prompts]
+        keys = [engine.start(prompt, max_tokens=most) for prompt in prompts]
         outputs.append(engine.run(*keys))
     assert outputs[0] == outputs[1]
 

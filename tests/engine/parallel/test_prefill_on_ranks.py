@@ -44,8 +44,11 @@ def on_ranks(folder: Path, **options: Any) -> LocalEngine:
     return LocalEngine(folder, graph=True, **{"ranks": 2, "group": TurnGroup, "prompts": "eager", **options})
 
 
-@pytest.mark.parametrize("name", [*DIVIDED[:2], *(pytest.param(name, marks=SLOW) for name in DIVIDED[2:])])
-def test_families_compute_prompts_as_one_device(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [*((name, 2) for name in DIVIDED[:2]), *(pytest.param(name, 3, marks=SLOW) for name in DIVIDED)],
+)
+def test_families_compute_prompts_as_one_device(tmp_path: Path, name: str, most: int) -> None:
     """Prompts take one step, two, or a part of one; decode steps then find keys and values on each device."""
     folder = CASES[name].make(tmp_path / "model")
     outputs, made = [], list[TurnGroup]()
@@ -53,7 +56,7 @@ def test_families_compute_prompts_as_one_device(tmp_path: Path, name: str) -> No
         LocalEngine(folder, checkpoint=True),
         on_ranks(folder, checkpoint=True, group=kept_in(made)),
     ):
-        keys = engine.start_many([Start(prompt, 3) for prompt in PROMPTS])
+        keys = engine.start_many([Start(prompt, most) for prompt in PROMPTS])
         outputs.append(engine.run(*keys))
     assert outputs[0] == outputs[1]
     assert int(made[0].whole) == 1
@@ -190,9 +193,16 @@ def test_rows_that_join_are_sent_by_the_kernels_themselves(tmp_path: Path) -> No
         engine.prefill.device_hung()
 
 
-@pytest.mark.parametrize("group", [TurnGroup, pytest.param(HostGroup, marks=[SLOW, needs_compiler])])
+@pytest.mark.parametrize(
+    ("group", "chunk"),
+    [
+        (TurnGroup, 4),
+        pytest.param(TurnGroup, 16, marks=SLOW),
+        pytest.param(HostGroup, 16, marks=[SLOW, needs_compiler]),
+    ],
+)
 def test_graphs_on_every_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: type[TurnGroup]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: type[TurnGroup], chunk: int
 ) -> None:
     """Captured on one alone after the other, which leaves counters and flags equal."""
     found = list[bool]()
@@ -207,7 +217,7 @@ def test_graphs_on_every_device(
     outputs, shape = [], SHAPE | {"num_hidden_layers": 1}
     for engine in (
         LocalEngine(tmp_path / "one", changes=shape),
-        on_ranks(tmp_path / "two", changes=shape, prompts="graphs", group=group),
+        on_ranks(tmp_path / "two", changes=shape, prompts="graphs", group=group, chunk=chunk),
     ):
         keys = engine.start_many([Start(prompt, 3) for prompt in PROMPTS[1:2]])
         outputs.append(engine.run(*keys))
@@ -301,13 +311,14 @@ def test_requests_with_every_feature(tmp_path: Path, ranks: int, most: int) -> N
     assert found[0] == found[1]
 
 
-def test_a_cache_of_codes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [2, pytest.param(4, marks=SLOW)])
+def test_a_cache_of_codes(tmp_path: Path, most: int) -> None:
     outputs = []
     for engine in (
         LocalEngine(tmp_path / "one", cache_dtype=FP8, changes=SHAPE, graph=True, prompts="eager"),
         on_ranks(tmp_path / "two", cache_dtype=FP8, changes=SHAPE),
     ):
-        keys = engine.start_many([Start(prompt, 4) for prompt in PROMPTS[:2]])
+        keys = engine.start_many([Start(prompt, most) for prompt in PROMPTS[:2]])
         outputs.append(engine.run(*keys))
     assert outputs[0] == outputs[1]
 
