@@ -123,7 +123,7 @@ class DraftRates:
         self._moved_at[moved] = now
         running = self._running_at(now)  # not later: a thread may have to wait long for its turn
         self.ran = len(running)
-        self.tokens_a_step = float(np.quantile(self._tokens[running] / self._steps[running], _QUARTER))
+        self.tokens_a_step = _lower_quartile(self._tokens[running] / self._steps[running])
         return len(moved)
 
     def _sure_room(self, most: Slots, spare: int) -> Floats:
@@ -161,7 +161,7 @@ class DraftRates:
         many in each. `room`: drafts that each slot surely had room for."""
 
         def as_deep(count: Floats) -> Floats:
-            return np.clip(count - steps * self._depths, 0, steps)
+            return np.minimum(np.maximum(count - steps * self._depths, 0), steps)
 
         had, rights = as_deep(given), as_deep(accepted)
         has_room = steps * (self._depths < room)
@@ -180,3 +180,10 @@ class DraftRates:
                 of_all = more.sum(axis=0) > 0
                 sums[-1] = np.where(of_all, kept_of_all * sums[-1] + added.sum(axis=0), sums[-1])
         self._at[moved] = self._all_at = now
+
+
+def _lower_quartile(values: Floats) -> float:
+    """The same as numpy's quantile, which takes a fifth of what observing a step does."""
+    ordered, place = np.sort(values), _QUARTER * (len(values) - 1)
+    low, between = ordered[int(place)], place % 1
+    return float(low + between * (ordered[math.ceil(place)] - low))

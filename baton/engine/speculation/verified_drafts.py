@@ -12,10 +12,12 @@ from baton.engine.speculation.ranked_drafts import Floats
 SOURCES = ("text", "prediction", "table")
 """Names of the sources of drafts, in the order of `Source`."""
 _FIELDS = Progress.__slots__
-# Columns of `Progress` from which the counts of sources but the first follow: of all drafts, and of each
-# other source.
-_DRAFTS = [_FIELDS.index(name) for name in ("drafts", "drafts_predicted", "drafts_shared")]
-_ACCEPTED = [_FIELDS.index(name) for name in ("accepted", "accepted_predicted", "accepted_shared")]
+# Columns of `Progress`, for drafts that had a row and for those that were accepted: of all sources, from
+# which the first one's follows, and of each other source.
+_COUNTS = [
+    [_FIELDS.index(name) for name in (what, f"{what}_predicted", f"{what}_shared")]
+    for what in ("drafts", "accepted")
+]
 _STEPS = _FIELDS.index("steps")
 
 
@@ -35,9 +37,9 @@ class VerifiedDrafts:
         each."""
         steps = advanced[:, _STEPS]
         self.steps += int(steps.sum())
-        for counts, columns in ((self.rows, _DRAFTS), (self.accepted, _ACCEPTED)):
-            total, *others = (advanced[:, column] for column in columns)
-            text = total - sum(others)
-            for source, drafts in enumerate((text, *others)):
-                deep = drafts[:, None] - steps[:, None] * self._depths
-                counts[source] += np.clip(deep, 0, steps[:, None]).sum(axis=0)
+        counts = advanced[:, _COUNTS]  # [slots, rows or accepted, sources]
+        counts[:, :, 0] -= counts[:, :, 1:].sum(axis=2)
+        most = steps[:, None, None, None]
+        deep = np.minimum(np.maximum(counts[..., None] - most * self._depths, 0), most).sum(axis=0)
+        self.rows += deep[0]
+        self.accepted += deep[1]
