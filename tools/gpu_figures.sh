@@ -166,7 +166,6 @@ if wants experts-more; then
     run experts-drafts 120 python -m bench.decode "${mixture[@]}" --dtype bf16 --rows-per-slot 1,4 --batch 1,8,32 --json
 fi
 if wants experts-served; then
-    # Workers refuse a mixture on a GPU while MIXTURES_ON_GPUS in startup/model_loader.py is False.
     run experts-served 420 python -m bench.cluster gpu --topology both "${mixture[@]}" --streams 1,16,64 \
         --prompts 1024 --up=--log-level --up=info --json
 fi

@@ -9,7 +9,7 @@ run() {
     shift 2
     if ((left * 3 < limit)); then
         echo "== $name: skipped, $left s left"
-        printf '%s\tskipped\t%s\t%s\n' "$name" 0 "$*" >>"$out/parts.txt"
+        printf '%s\tskipped\t%s\t%s\n' "$name" 0 "${*//$'\n'/ }" >>"$out/parts.txt"
         return
     fi
     timeout -s "${STOP:-TERM}" -k "${GRACE:-5}" $((limit < left ? limit : left)) "$@" >"$out/$name.log" 2>&1

@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -114,15 +114,20 @@ async def running_on(loose: Loose, name: str) -> tuple[int, int]:
     return load.slots - load.free_slots, load.free_slots
 
 
-async def gone_after_s(loose: Loose, engine_pid: int, within_s: float) -> float:
+async def gone_after_s(loose: Loose, engine_pid: int, within_s: float, streams: Sequence[Stream]) -> float:
     """Waits until both of the victim's processes have ended; seconds that took. Where they go on, the error
-    says which, and what was logged last."""
+    says which, how far the streams were when it began, and what was logged last."""
     began, worker = time.monotonic(), loose.workers[VICTIM]
+    before = [len(stream.tokens) for stream in streams]
     try:
         await eventually(lambda: worker.front.poll() is not None and not is_running(engine_pid), within_s)
     except AssertionError as error:
-        runs = f"front ended: {worker.front.poll() is not None}, engine runs: {is_running(engine_pid)}"
-        raise AssertionError(f"{runs}\n{loose.cluster.log.read_text()[-3000:]}") from error
+        ended = worker.front.poll() is not None
+        runs = f"front ended: {ended}, engine {engine_pid} runs: {is_running(engine_pid)}"
+        came = f"tokens before {before}, now {[len(stream.tokens) for stream in streams]}"
+        lines = loose.cluster.log.read_text().splitlines()
+        last = "\n".join(line for line in lines if "request_ended" not in line)[-3000:]
+        raise AssertionError(f"{runs}, {came}\n{last}") from error
     return time.monotonic() - began
 
 
@@ -140,7 +145,7 @@ async def failed_once(model: Path, loose: Loose, fault: signal.Signals, seed: st
     async with loose.cluster.stub() as stub:
         found = await on_both(loose, stub, seed, tokens=3, most=most)
         os.kill(engine_pid, fault)
-        gone_s = await gone_after_s(loose, engine_pid, 60)
+        gone_s = await gone_after_s(loose, engine_pid, 60, found.streams)
         await asyncio.gather(*found.runs)
     right(model, found.streams)
     attempts = [stream.attempts for stream in found.streams]
@@ -251,7 +256,7 @@ async def test_an_exchange_that_fails_on_gpus(model: Path, on_gpus: Loose, numbe
         found = await on_both(on_gpus, stub, f"round {number}", tokens=20, most=1500)
         began = time.monotonic()
         os.kill(engine_pid, (NEVER, LATE)[number % 2])
-        gone_s = await gone_after_s(on_gpus, engine_pid, 2 * DEADLINE_S + 10)
+        gone_s = await gone_after_s(on_gpus, engine_pid, 2 * DEADLINE_S + 10, found.streams)
         await asyncio.gather(*found.runs)
     right(model, found.streams, ROUNDING)
     again = [stream for stream in found.streams if stream.attempts == 2]
