@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -44,12 +45,14 @@ def _on_gpus() -> None:
     model_loader.SEVERAL_GPUS = True
     told = set[int]()
 
-    def remember(number: int, frame: object) -> None:
-        told.add(number)
-        os.write(2, f"engine {os.getpid()} is told that an exchange shall fail: {number}\n".encode())
+    def remember() -> None:
+        while True:
+            told.add(number := signal.sigwait((NEVER, LATE)))
+            os.write(2, f"engine {os.getpid()} is told that an exchange shall fail: {number}\n".encode())
 
-    for number in (NEVER, LATE):
-        signal.signal(number, remember)
+    # Waited for, not handled: LLVM takes over these signals' handlers when Triton first compiles a kernel.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (NEVER, LATE))
+    threading.Thread(target=remember, daemon=True).start()
     launch_step, launch_ranks = GraphDecodeLoop.launch, ExchangeGroup.launch
 
     def launch(loop: GraphDecodeLoop, *arguments: Any) -> None:

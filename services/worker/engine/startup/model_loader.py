@@ -33,7 +33,7 @@ from services.worker.engine.startup.host_memory import check_installed
 from services.worker.engine.startup.loading_progress import LoadingProgress
 from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner, plan_devices
 
-# One of twenty exchanges that were made to fail on GPUs is not explained (decision 0082).
+# Until twenty exchanges in turn that are made to fail on GPUs have ended as they should (decision 0082).
 SEVERAL_GPUS = False
 
 log = get_log(__name__)
