@@ -2,11 +2,10 @@
 
     python -m bench.decode products --shape NAME,...|all [--dtype bf16]
         [--quantization fp8|int8|int4 [--quantize-head]] [--rows 256] [--only down,...] [--buckets 256,...]
-        [--tensor-parallel 1] [--again] [--unproven] [--write | --each | --algorithms]
+        [--tensor-parallel 1] [--again] [--write | --each | --algorithms]
 
 Shapes that the repository's table of this GPU has already are measured only with --again. --only and
---buckets restrict all to products of those names and to those numbers of rows. --unproven also
-measures kernels that a worker's start leaves out since no GPU has tested them. With --write that
+--buckets restrict all to products of those names and to those numbers of rows. With --write that
 table, in baton/engine/gemm_dispatch/tables, is completed. One JSON object for each product and number of rows
 goes to stdout, progress to stderr.
 """
@@ -45,7 +44,6 @@ def main() -> None:
     parser.add_argument("--buckets", type=_names, default=(), help="numbers of rows")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="those of one of N GPUs")
     parser.add_argument("--again", action="store_true", help="also what the table has")
-    parser.add_argument("--unproven", action="store_true", help="also kernels that no GPU has tested")
     then = parser.add_mutually_exclusive_group()
     then.add_argument("--write", action="store_true", help="complete this GPU's table in the repository")
     then.add_argument("--each", action="store_true", help="print each kernel, not the fastest alone")
@@ -81,8 +79,7 @@ def run(names: list[str], precision: Precision, arguments: argparse.Namespace) -
     _say(f"compiled in {time.monotonic() - began:.1f} s")
     for name, pairs in wanted.items():
         began = time.monotonic()
-        unproven = arguments.unproven
-        entries = list(measured(pairs, kind, device, lambda *_: None, unproven=unproven))
+        entries = list(measured(pairs, kind, device, lambda *_: None))
         torch.cuda.empty_cache()
         _say(f"{name}: {len(entries)} in {time.monotonic() - began:.1f} s")
         for entry in entries:
@@ -94,12 +91,12 @@ def run(names: list[str], precision: Precision, arguments: argparse.Namespace) -
 def each_kernel(
     product: Product, rows: int, dtype: torch.dtype, device: torch.device
 ) -> Iterator[dict[str, Any]]:
-    """A line for each kernel that may compute the product, those too that no GPU has tested."""
+    """A line for each kernel that may compute the product."""
     from baton.engine.gemm_dispatch.choice import ProductKey
     from baton.engine.gemm_dispatch.table import entry_of
     from baton.engine.tuning.measurement import measure
 
-    for us, choice in measure(product, rows, dtype, device, math.inf, unproven=True):
+    for us, choice in measure(product, rows, dtype, device, math.inf):
         yield entry_of(ProductKey.of(product, rows, dtype), choice, us)
 
 

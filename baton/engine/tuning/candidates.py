@@ -118,17 +118,12 @@ _WIDE_UNGATED = (
     (192, 4, 6, 3), (256, 4, 5, 4),
 )  # fmt: skip
 # For 65 to 128 rows: columns of results, tiles of x and of W on their way, splits, multiprocessors that share
-# x. No GPU has run them yet, so a worker's start does not: `bench.decode products --unproven` alone does.
-_X_SHARED = ((112, 5, 5, 1, 2), (112, 5, 5, 1, 4), (128, 4, 5, 1, 2), (128, 4, 5, 1, 4), (96, 5, 6, 1, 2))
-_X_SHARED_UNGATED = (
-    (128, 6, 8, 4, 2), (128, 6, 8, 4, 4), (64, 8, 12, 2, 2), (64, 8, 12, 2, 4), (96, 7, 9, 2, 2),
-    (96, 7, 9, 2, 4), (96, 7, 9, 3, 2), (48, 8, 16, 1, 4), (256, 4, 5, 1, 2),
-)  # fmt: skip
+# x. Of five such tilings and nine of products that are not gated, the only one that was ever the fastest.
+_X_SHARED = ((112, 5, 5, 1, 2),)
 
 
-def candidates(product: Product, rows: int, *, unproven: bool = False) -> list[Choice]:
-    """The kernels to try for a product of `rows` rows, the library first. `unproven`: those, too, that no
-    test has run on a GPU yet."""
+def candidates(product: Product, rows: int) -> list[Choice]:
+    """The kernels to try for a product of `rows` rows, the library first."""
     if isinstance(product.linear.weight, QuantizedWeight):
         return _of_quantized(product.linear.weight, rows)
     found: list[Choice] = [Library()]
@@ -138,8 +133,8 @@ def candidates(product: Product, rows: int, *, unproven: bool = False) -> list[C
     found += [SkinnyTuning(tile, *shape) for tile in tiles for shape in _SKINNY.get(tile, ())]
     if rows > 128 and runs_here():
         found += _wide(product, _WIDE, _WIDE_UNGATED)
-    if unproven and 64 < rows <= 128 and runs_here():
-        found += _wide(product, _X_SHARED, _X_SHARED_UNGATED)
+    if 64 < rows <= 128 and runs_here():
+        found += _wide(product, _X_SHARED, ())
     return found
 
 

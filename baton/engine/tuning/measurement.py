@@ -32,8 +32,6 @@ def measure(
     device: torch.device,
     deadline_s: float,
     rotated_bytes: float = _ROTATED_BYTES,
-    *,
-    unproven: bool = False,
 ) -> list[tuple[float, Choice]]:
     """Times a product's kernels: (microseconds, choice) of each candidate that this GPU can run, fastest
     first; empty where `time.monotonic()` reaches `deadline_s` before all were tried.
@@ -63,7 +61,7 @@ def measure(
 
     rotated = [drawn() for _ in range(copies)]
     results: list[tuple[float, Choice]] = []
-    for choice in candidates(product, rows, unproven=unproven):
+    for choice in candidates(product, rows):
         if time.monotonic() > deadline_s:
             return []
         space = space_needed(rows, product, choice)

@@ -92,17 +92,14 @@ def measured(
     device: torch.device,
     progress: Progress,
     deadline_s: float = _NEVER_S,
-    *,
-    unproven: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """The table's entries of `wanted`, in that order, until `time.monotonic()` reaches `deadline_s`;
-    `unproven` as for `candidates`."""
+    """The table's entries of `wanted`, in that order, until `time.monotonic()` reaches `deadline_s`."""
     for number, (product, rows) in enumerate(wanted):
         if time.monotonic() > deadline_s:
             return
         progress("measuring", number, len(wanted))
         with on_device(device):  # on which Triton launches, wherever the tensors are
-            results = measure(product, rows, dtype, device, deadline_s, unproven=unproven)
+            results = measure(product, rows, dtype, device, deadline_s)
         if results:
             microseconds, choice = results[0]
             yield entry_of(ProductKey.of(product, rows, dtype), choice, microseconds)

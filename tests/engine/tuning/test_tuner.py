@@ -82,7 +82,7 @@ def test_products_are_measured_on_the_device_that_is_given(monkeypatch: pytest.M
         yield
         current.pop()
 
-    def measure(*_: object, unproven: bool) -> list[tuple[float, Choice]]:
+    def measure(*_: object) -> list[tuple[float, Choice]]:
         assert current == ["cuda:3"]
         return [(1.0, Library())]
 
@@ -116,8 +116,7 @@ class InThisProcess:
 def test_a_measurement_that_takes_too_long_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def measure(product: Product, rows: int, *_: object, unproven: bool) -> list[tuple[float, Choice]]:
-        assert not unproven, "a start runs only what tests have run on a GPU"
+    def measure(product: Product, rows: int, *_: object) -> list[tuple[float, Choice]]:
         seen.append(rows)
         return [(1.0, Library())]
 
@@ -212,14 +211,11 @@ def test_candidates_fit_the_product(rows: int, monkeypatch: pytest.MonkeyPatch) 
         expected = {1: {16}, 24: {32}, 48: {48, 64}, 96: {96, 128}, 192: set(), 256: set()}
         assert tiles == expected.get(rows, {rows})
         assert any(isinstance(choice, GemvTuning) for choice in found) == (rows == 1)
-        wide = any(isinstance(choice, WideTuning) for choice in found)
+        wide = [choice for choice in found if isinstance(choice, WideTuning)]
         fits = product.linear.bias is None and product.epilogue is not Epilogue.GEGLU
-        assert wide == (rows > 128 and fits)
-        unproven = [choice for choice in candidates(product, rows, unproven=True) if choice not in found]
-        assert bool(unproven) == (64 < rows <= 128 and fits)
-        for choice in unproven:
-            assert isinstance(choice, WideTuning)
-            assert choice.x_sharers > 1
+        assert bool(wide) == (fits and (rows > 128 or (rows > 64 and product.epilogue.gated)))
+        for choice in wide:
+            assert (choice.x_sharers > 1) == (rows <= 128)
             assert choice.tile_bytes(product.epilogue) <= 225 * 1024
 
 
