@@ -7,8 +7,8 @@
 # named and skipped. BASE=TREE also measures `steps` with the sources of an older commit, alternating with these;
 # PROCESSES is how many run tests at once. Without PARTs all of one GPU run, in this order, proofs before the figures
 # that rest on them. Others run where they are named: `wide`, `products-each`, `drafts-attention`, `drafts-oracle`,
-# `drafts-served`, `attention-normed`, `experts-budget`, `experts-more`, `experts-served`, `gpus-tables`, and of two
-# GPUs of one host `gpus-faults`, `gpus` and `gpus-steps`.
+# `drafts-served`, `attention-normed`, `attention-codes`, `experts-budget`, `experts-tiles`, `experts-more`,
+# `experts-served`, `gpus-tables`, and of two GPUs of one host `gpus-faults`, `gpus` and `gpus-steps`.
 # `gpu_session.sh` has what half an hour on two GPUs is for.
 set -uo pipefail
 
@@ -69,6 +69,13 @@ fi
 if wants attention-normed; then
     run attention-normed 120 python -m bench.decode attention --shapes qwen3-30b-a3b,qwen3-8b,llama-3.1-8b \
         --runs 1x1120,8x1120,16x1120,32x1120,64x1120 --json
+fi
+# KV in fp8: every tuning of one row, with norms and without, and of several rows a sequence.
+if wants attention-codes; then
+    run attention-codes 100 python -m bench.decode attention --kv-dtype fp8 --shapes qwen3-30b-a3b,llama-3.1-8b \
+        --runs 1x1120,8x1120,32x1120 --json
+    run attention-codes-rows 100 python -m bench.decode attention --kv-dtype fp8 --shapes llama-3.1-8b \
+        --runs 1x1152,8x1152,64x1152 --rows 2,4,8 --tunings --json
 fi
 # Some 1.5, 2, 2.7 and 3 tokens a step.
 if wants drafts-oracle; then
@@ -155,6 +162,11 @@ if wants experts-tunings; then
     table mixtral-8x7b
     run experts-mixtral 120 python -m bench.decode --shape mixtral-8x7b --dtype bf16 --quantization fp8 \
         --kv-dtype fp8 --batch 1,8,32,64,128 --json
+fi
+# Prompts whose experts have tiles of 128 rows, beside those of 64 that `experts-tunings` has.
+if wants experts-tiles; then
+    run experts-tiles 120 python -m bench.decode experts --rows 4096,8192 --tile-rows 128 --json
+    run experts-tiles-64 120 python -m bench.decode experts --rows 4096,8192 --json
 fi
 if wants experts-budget; then
     run experts-budget 100 python -m bench.decode "${mixture[@]}" --dtype bf16 --budget --batch 1,8,64 --json

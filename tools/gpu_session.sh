@@ -3,9 +3,9 @@
 #
 #     tools/gpu_session.sh NUMBER OUT [SECONDS]
 #
-#     1   GPU 0: a mixture in bf16 and fp8, its budgets and a cluster that serves it; attention's tunings
+#     1   GPU 0: attention's tunings over KV in fp8; a mixture in bf16 and fp8, tiles and tunings of its products
 #         GPU 1: every format gives numbers; tests of experts, links and clusters, and those that run alone
-#     2   GPU 0: products, steps with drafts, drafts of text and of a lookahead table
+#     2   GPU 0: steps with drafts, drafts of text, and a cluster that decides about them
 #         GPU 1: all other tests of one GPU
 #     3   both: exchanges that fail, twenty times; as time is left handoffs, tokens and prompts of workers of two GPUs
 #
@@ -32,8 +32,8 @@ parts() {
     CUDA_VISIBLE_DEVICES=$2 "$here/gpu_figures.sh" "$logs/$1" "$3" "${@:4}" >"$logs/$1.txt" 2>&1
 }
 
-drafts="products-each drafts-rows drafts-oracle drafts-rows-fp8 drafts-text table drafts-served"
-experts="experts-bf16 experts-fp8 experts-budget attention-normed experts-served"
+drafts="wide drafts-rows drafts-rows-fp8 drafts-oracle drafts-text drafts-served"
+experts="attention-codes experts-tiles experts-tunings experts-bf16 experts-fp8 experts-more"
 tests="numbers wide experts-exact experts-tokens tests-clusters tests-kvtransfer tests-alone"
 
 case $((gpus > 1 ? 2 : 1))-$number in
