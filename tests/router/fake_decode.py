@@ -23,6 +23,8 @@ from tests.router.fake_ticket import Ticketed
 
 BYTES_PER_TOKEN = 64
 BEAT_S = 0.2
+# Between steps that have nothing to do.
+IDLE_S = 0.02
 
 
 class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
@@ -49,6 +51,7 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
         # By router: its latest subscription.
         self._subscribers: dict[bytes, int] = {}
         self._step = asyncio.Condition()
+        self._wanted = asyncio.Event()
         self._steps = 0
 
     @property
@@ -83,6 +86,7 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
         self.tickets[key] = Ticketed(
             request.attempt, request.router_id, request.token_count, watermark=request.first_number
         )
+        self._wanted.set()
         self.tickets[key].max_tokens = request.max_tokens
         self.tickets[key].always_counted = request.counts_in_every_message or bool(
             request.prediction_token_ids
@@ -138,6 +142,7 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
                 unknown.append(position.attempt)
             else:
                 ticket.watermark, ticket.ending_sent = position.next_number, False
+                self._wanted.set()
         return unknown
 
     async def Attach(self, request: decode_pb2.AttachRequest, context: Any) -> decode_pb2.AttachResponse:
@@ -148,6 +153,7 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
         ticket.router_id = request.router_id
         ticket.watermark = request.next_number
         ticket.ending_sent = False
+        self._wanted.set()
         return decode_pb2.AttachResponse()
 
     async def Cancel(self, request: decode_pb2.CancelRequest, context: Any) -> decode_pb2.CancelResponse:
@@ -197,6 +203,8 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
         """Makes tokens until it is cancelled."""
         while True:
             await asyncio.sleep(self._behaviour.step_s)
+            if not any(ticket.live or not ticket.ending_sent for ticket in self.tickets.values()):
+                await self._until_wanted()
             active = [t for t in self.tickets.values() if t.state == TicketState.TICKET_STATE_ACTIVE]
             if len(active) < self._behaviour.steps_from:
                 continue
@@ -206,6 +214,14 @@ class FakeDecode(decode_pb2_grpc.DecodeServiceServicer):
                 self._advance(ticket)
             async with self._step:
                 self._step.notify_all()
+
+    async def _until_wanted(self) -> None:
+        """Waits while it has nothing to do, but no longer than `IDLE_S`: the idle steps of all such workers
+        would be most of what a test computes."""
+        self._wanted.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(IDLE_S):
+                await self._wanted.wait()
 
     def _advance(self, ticket: Ticketed) -> None:
         if self._behaviour.moves > 0 and len(ticket.emitted) >= self._behaviour.move_at:
