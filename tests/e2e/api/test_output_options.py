@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,11 +162,20 @@ async def test_a_stop_string_split_over_tokens(apis: Any, known: Known, tokenize
     assert (choice.text, choice.finish) == (text[: text.index(stop)], "stop")
 
 
-async def test_a_list_of_prompts_has_indexed_choices(cluster: Cluster, tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        # Of one token, at the ends of blocks and chunks, and of several chunks; in no order.
+        (18, 1, 90, 7, 8, 17, 45, 6),
+        pytest.param(tuple(random.Random(4).choices(range(1, 91), k=20)), marks=pytest.mark.slow),
+    ],
+    ids=["ends", "random"],
+)
+async def test_a_list_of_prompts_has_indexed_choices(
+    cluster: Cluster, tokenizer: Tokenizer, lengths: Sequence[int]
+) -> None:
     """The answers come whole and streamed."""
     draw = random.Random(4)
-    # Of one token, at the ends of blocks and chunks, and of several chunks; in no order.
-    lengths = (18, 1, 90, 7, 8, 17, 45, 6)
     prompts = [[draw.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
     texts = ["one text", "and another, longer: naïve 接力"]
     fields: dict[str, Any] = {"temperature": 0.0, "max_tokens": 9, "ignore_eos": True}
