@@ -2,9 +2,6 @@
 
 Loading creates a million objects that stay alive. The garbage collector would traverse them again and again,
 a fifth of the loading time, so it is disabled until they are all there.
-
-Another fifth of torch's own import is the module `META_KERNELS`: kernels in Python that compute shapes alone,
-for torch's compiler. It is not loaded.
 """
 
 from __future__ import annotations
@@ -12,14 +9,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from types import ModuleType
-
-META_KERNELS = "torch._meta_registrations"
 
 
 def main() -> int:
     gc.disable()
-    sys.modules[META_KERNELS] = ModuleType(META_KERNELS)  # torch's import uses nothing of it
     from services.worker.engine.process import main as run  # most of what is loaded are its imports
 
     return run()
