@@ -156,7 +156,7 @@ class StoredResponses:
         """Writes a pending response, again where that fails, until it is too late."""
         record = self._pending[key].packed()
         most = self._limits.max_mb_per_tenant * 1024 * 1024
-        reason = "the router stops"
+        reason = f"Redis did not answer within {WRITE_S:g} s"
         try:
             async with asyncio.timeout(WRITE_S):
                 while True:
@@ -166,8 +166,10 @@ class StoredResponses:
                     except BatonError as error:
                         reason = error.message
                     await asyncio.sleep(_RETRY_S)
-        except (TimeoutError, asyncio.CancelledError):
+        except TimeoutError:
             self._not_kept("failed", reason)
+        except asyncio.CancelledError:
+            self._not_kept("failed", "the router stops")
         else:
             self.written["stored"] += 1
             self._failing = False

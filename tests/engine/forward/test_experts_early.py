@@ -1,4 +1,4 @@
-"""Launches of a mixture begin early where each entry is a tile, and only there."""
+"""Launches of a mixture begin early where entries are computed one by one, and only there."""
 
 from __future__ import annotations
 
@@ -19,21 +19,27 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("rows", "exact", "early"), [(2, False, True), (3, False, False), (2, True, False)])
-def test_launches_begin_early_where_each_entry_is_a_tile(
-    rows: int, exact: bool, early: bool, monkeypatch: pytest.MonkeyPatch
+ENTRIES = ["route_rows", "gate_up_entries", "add_down_entries"]
+TILES = ["route_rows", "grouped_linear", "grouped_linear", "combine_rows"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "exact", "launches"), [(2, False, ENTRIES), (3, False, TILES), (2, True, TILES)]
+)
+def test_launches_begin_early_where_entries_are_computed_one_by_one(
+    rows: int, exact: bool, launches: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = Shape({**SHAPES["qwen3-30b-a3b"].config, **SIZES})
     model = random_model(shape, Precision("fp32"), 64, 16, "cpu")
     space, mlp = ExpertsSpace.of(model, rows, exact=exact), model.layers[0].mlp
     assert space is not None
     assert isinstance(mlp, ExpertsMlp)
-    passed: list[bool] = []
-    for name in ("route_rows", "align_rows", "grouped_linear", "combine_rows"):
+    passed: list[tuple[str, bool]] = []
+    for name in {*ENTRIES, *TILES, "align_rows"}:
 
-        def launch(*_: object, early: bool, **__: Any) -> None:
-            passed.append(early)
+        def launch(*_: object, early: bool, name: str = name, **__: Any) -> None:
+            passed.append((name, early))
 
         monkeypatch.setattr(experts, name, launch)
     run_experts(space, mlp, torch.zeros(rows, 64))
-    assert passed == [early] * 4
+    assert passed == [(name, launches is ENTRIES) for name in launches]

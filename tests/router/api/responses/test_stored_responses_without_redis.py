@@ -20,12 +20,17 @@ from tests.router.http_client import http
 from tests.state.memory_responses import MemoryResponses
 
 
-async def test_redis_away(site: SiteMaker, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_redis_away(
+    site: SiteMaker,
+    server: EmbeddedServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Responses are answered; what waits is found here; what needs Redis is 503 with Retry-After."""
-    monkeypatch.setattr(stored_responses, "WRITE_S", 0.5)
     async with site(**storing(server)) as here, client_of(here) as client, http(here) as plain:
         stored = await create(client, "one")
         await until(lambda: responses_of(here).pending == 0)
+        monkeypatch.setattr(stored_responses, "WRITE_S", 0.5)
         os.kill(server.pid, signal.SIGSTOP)
         try:
             lost = await create(client, "two")
@@ -41,6 +46,9 @@ async def test_redis_away(site: SiteMaker, server: EmbeddedServer, monkeypatch: 
                 assert "127.0.0.1" not in answer.text
             await until(lambda: responses_of(here).pending == 0, 20)
             assert responses_of(here).written["failed"] == 1
+            lines = capsys.readouterr().out.splitlines()
+            (line,) = [line for line in lines if "response_not_stored" in line]
+            assert "Redis" in line
         finally:
             os.kill(server.pid, signal.SIGCONT)
         metrics = (await plain.get("/metrics")).text
