@@ -163,10 +163,9 @@ if wants experts-tunings; then
     run experts-mixtral 120 python -m bench.decode --shape mixtral-8x7b --dtype bf16 --quantization fp8 \
         --kv-dtype fp8 --batch 1,8,32,64,128 --json
 fi
-# Prompts whose experts have tiles of 128 rows, beside those of 64 that `experts-tunings` has.
+# Prompts whose experts have tiles of 128 rows; `experts-tunings` has those of 64.
 if wants experts-tiles; then
-    run experts-tiles 120 python -m bench.decode experts --rows 4096,8192 --tile-rows 128 --json
-    run experts-tiles-64 120 python -m bench.decode experts --rows 4096,8192 --json
+    run experts-tiles 120 python -m bench.decode experts --rows 1024,8192 --tile-rows 128 --json
 fi
 if wants experts-budget; then
     run experts-budget 100 python -m bench.decode "${mixture[@]}" --dtype bf16 --budget --batch 1,8,64 --json

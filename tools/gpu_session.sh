@@ -32,7 +32,7 @@ parts() {
     CUDA_VISIBLE_DEVICES=$2 "$here/gpu_figures.sh" "$logs/$1" "$3" "${@:4}" >"$logs/$1.txt" 2>&1
 }
 
-drafts="wide drafts-rows drafts-rows-fp8 drafts-oracle drafts-text drafts-served"
+drafts="drafts-rows drafts-rows-fp8 drafts-oracle drafts-text drafts-served"
 experts="attention-codes experts-tiles experts-tunings experts-bf16 experts-fp8 experts-more"
 tests="numbers wide experts-exact experts-tokens tests-clusters tests-kvtransfer tests-alone"
 

@@ -45,14 +45,15 @@ def _on_gpus() -> None:
     model_loader.SEVERAL_GPUS = True
     told = set[int]()
 
-    def remember() -> None:
+    def receive_signals() -> None:
         while True:
-            told.add(number := signal.sigwait((NEVER, LATE)))
-            os.write(2, f"engine {os.getpid()} is told that an exchange shall fail: {number}\n".encode())
+            number = signal.Signals(signal.sigwait((NEVER, LATE)))
+            told.add(number)
+            os.write(2, f"engine {os.getpid()} received {number.name}: its exchange will fail\n".encode())
 
     # Waited for, not handled: LLVM takes over these signals' handlers when Triton first compiles a kernel.
     signal.pthread_sigmask(signal.SIG_BLOCK, (NEVER, LATE))
-    threading.Thread(target=remember, daemon=True).start()
+    threading.Thread(target=receive_signals, daemon=True).start()
     launch_step, launch_ranks = GraphDecodeLoop.launch, ExchangeGroup.launch
 
     def launch(loop: GraphDecodeLoop, *arguments: Any) -> None:

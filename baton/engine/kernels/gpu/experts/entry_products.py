@@ -18,7 +18,7 @@ from torch import Tensor
 
 from baton.device.ptx import dependent_launch, wait_for_previous
 from baton.engine.kernels.fusion import Epilogue
-from baton.engine.kernels.gpu.experts.grouped_codes import grouped_codes_fit
+from baton.engine.kernels.gpu.experts.grouped_codes import check_fits
 from baton.engine.kernels.gpu.gemm.code_values import FP8, INT4, KINDS
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gated
 from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
@@ -240,8 +240,7 @@ def _tensors(stack: WeightStack, *others: Tensor) -> tuple[Tensor, Tensor, Tenso
         raise ValueError("experts, their rows and ids must be contiguous")
     if isinstance(weight, Tensor):
         return weight, weight, weight
-    if not grouped_codes_fit(weight.format) or stack.shape[1] % weight.format.scale_rows:
-        raise ValueError(f"no kernel for experts of {stack.shape[1]} rows in {weight.format.name}")
+    check_fits(weight.format, stack.shape[1])
     return weight.codes, weight.scales, weight.scales if weight.zeros is None else weight.zeros
 
 

@@ -86,6 +86,13 @@ def grouped_codes_fit(weight_format: WeightFormat) -> bool:
     return weight_format.codes == "fp8" and fits(weight_format, _most_width(weight_format))
 
 
+def check_fits(weight_format: WeightFormat, rows: int) -> None:
+    """Raises ValueError for experts of `rows` rows each in a format for which there is no kernel: not one of
+    `grouped_codes_fit`, or with blocks of scales that an expert ends within."""
+    if not grouped_codes_fit(weight_format) or rows % weight_format.scale_rows:
+        raise ValueError(f"no kernel for experts of {rows} rows in {weight_format.name}")
+
+
 def takes_codes(weight_format: WeightFormat) -> bool:
     """True if x may be e4m3 codes where experts are in this format: fp8."""
     return weight_format.codes == "fp8" and grouped_codes_fit(weight_format)

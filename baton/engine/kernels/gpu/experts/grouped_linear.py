@@ -17,7 +17,7 @@ from torch import Tensor
 from baton.device.ptx import ON_CHIP, dependent_launch, wait_for_previous
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.experts.align_rows import Tiles
-from baton.engine.kernels.gpu.experts.grouped_codes import grouped_codes, grouped_codes_fit, takes_codes
+from baton.engine.kernels.gpu.experts.grouped_codes import check_fits, grouped_codes, takes_codes
 from baton.engine.kernels.gpu.experts.grouped_tile import GroupedTuning, store_tile, tile_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
 from baton.engine.kernels.weight_stack import WeightStack
@@ -100,8 +100,7 @@ def grouped_linear(
     if not all(tensor.is_contiguous() for tensor in (x, out, *parts)):
         raise ValueError("x, out and stack must be contiguous")
     if isinstance(weight, QuantizedWeight):
-        if not grouped_codes_fit(weight.format) or rows % weight.format.scale_rows:
-            raise ValueError(f"no kernel for experts of {rows} rows in {weight.format.name}")
+        check_fits(weight.format, rows)
         if x_scales is not None and (not takes_codes(weight.format) or len(x_scales) != len(x)):
             raise ValueError(f"{len(x_scales)} scales of codes {tuple(x.shape)} by {weight.format.name}")
         grouped_codes(out, x, weight, tiles, top_k, epilogue, tuning, x_scales, early=early)
