@@ -32,8 +32,8 @@ Random weights and KV. One JSON object a batch goes to stdout.
                  learns E outputs of 400 tokens a second meanwhile
 
 --tensor-parallel N: the model is divided among the first N GPUs, whose step is one of decode alone; needs
-CUDA_MODULE_LOADING=EAGER, and --tune where no table has the divided shapes. all_devices_ms, alone_ms: a step
-without sequences, on all GPUs, and on the first alone, which then exchanges with none.
+CUDA_MODULE_LOADING=EAGER, and --tune where no table has the divided shapes. What dividing costs
+(`budget.split_cost`) stands beside the step: alone_ms + attention_ms + exchange_ms are its parts alone.
 
 --ignore-tables: products run by the kernels that a worker's start finds where it has no table: neither the
 repository's tables nor this machine's are read, the cache of compiled kernels is empty, and tuning ends at
@@ -53,6 +53,7 @@ import gc
 import json
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -96,7 +97,7 @@ def main() -> None:
     cases = possible(cases)
     if arguments.lookahead_mb and (arguments.text == RANDOM or arguments.rows_per_slot == "1"):
         sys.exit("bench.decode: a lookahead table needs --text and --rows-per-slot: it is asked for drafts")
-    other = arguments.mixed, arguments.churn, arguments.budget, arguments.rows_per_slot != "1"
+    other = arguments.mixed, arguments.churn, arguments.rows_per_slot != "1"
     if arguments.tensor_parallel > 1 and any(other):
         sys.exit("bench.decode: --tensor-parallel measures steps of one row a sequence, all slots busy")
     if arguments.ends and not arguments.lookahead_mb:
@@ -180,7 +181,7 @@ def run_all(cases: list[DecodeCase], arguments: argparse.Namespace) -> None:
 
 def measure_all(engine: Any, cases: list[DecodeCase], arguments: argparse.Namespace) -> None:
     """Measures each case, or the memory, and finally prints the budgets."""
-    from bench.decode import budget, mixed, steady
+    from bench.decode import budget, mixed
 
     if arguments.mixed:
         for case, found in zip(cases, mixed.run(engine, cases, _rows(arguments)), strict=True):
@@ -190,14 +191,13 @@ def measure_all(engine: Any, cases: list[DecodeCase], arguments: argparse.Namesp
     for case in cases:
         _report(f"batch {case.batch}")
         results.append({"batch": case.batch, **measure_one(engine, case, arguments)})
-        if case.tensor_parallel > 1:
-            results[-1] |= steady.split_cost(engine, case)
         _print(case, results[-1], arguments)
     if arguments.budget:
         budget.show(results)
 
 
 def measure_one(engine: Any, case: DecodeCase, arguments: argparse.Namespace) -> dict[str, Any]:
+    from baton.engine.tuning.measurement import graph_us
     from bench.decode import budget, churn, steady
 
     if case.chance is not None:
@@ -207,8 +207,6 @@ def measure_one(engine: Any, case: DecodeCase, arguments: argparse.Namespace) ->
     if arguments.churn:
         return churn.run(engine, case, arguments.seconds or _CHURN_S)
     if arguments.budget:
-        from baton.engine.tuning.measurement import graph_us
-
         parts: dict[str, float] = {}
         found = steady.run_seconds(
             engine,
@@ -219,7 +217,11 @@ def measure_one(engine: Any, case: DecodeCase, arguments: argparse.Namespace) ->
         return {**found, "budget_us": budget.budget(parts, found["last_ms"] * 1e3, found["tail_us"])}
     if arguments.seconds:
         return steady.run_seconds(engine, case, arguments.seconds)
-    return {**steady.run_tokens(engine, case), **steady.experts_read(engine, case)}
+    found = {**steady.run_tokens(engine, case), **steady.experts_read(engine, case)}
+    if case.tensor_parallel > 1:
+        at_mean = replace(case, context=found["mean_context"])
+        found |= budget.split_cost(engine, at_mean, graph_us)
+    return found
 
 
 def _rows(arguments: argparse.Namespace) -> list[int]:

@@ -7,6 +7,8 @@ experts       of a mixture, all layers: router, tiles, products and sum, of the 
 front         begin, plan and the embedding
 tail          sampling and finishing, by the step's own clock
 step          the last steps of the window, at whose contexts the parts are then measured
+exchange      of several devices, the sums of a step with nothing between them; all other parts are those of
+              the first device alone, which waits for none
 boundaries    the rest of a step: gaps between kernels and the gap to the next step
 
 The parts are repeated in graphs of their own, so overlap between similar kernels is included; where different
@@ -15,18 +17,26 @@ kernels of a step overlap better or worse, the difference is in `boundaries`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bench.case import DecodeCase
+from bench.case import FIRST, DecodeCase
 from bench.decode.engine import DecodeEngine
 
 if TYPE_CHECKING:
     from baton.engine.decode.graph_step import GraphStep
+    from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
+    from baton.engine.model.modules import Model
+    from baton.engine.parallel.rank_exchange import RankExchange
 
 Launch = Callable[[], None]
 # Parts of a step that are no products.
-_OTHERS = ("attention", "front")
+_OTHERS = ("attention", "front", "exchange")
+# Tokens a sequence, on average, by which the whole batch has joined.
+_JOINED = 16
 
 
 def launches(engine: DecodeEngine, case: DecodeCase) -> dict[str, Launch]:
@@ -46,6 +56,8 @@ def launches(engine: DecodeEngine, case: DecodeCase) -> dict[str, Launch]:
 
     def product(name: str) -> Launch:
         mine = [product for product in model.products() if product.name == name]
+        if len(engine.model.ranks) > 1:  # their inputs are normed by the exchange
+            mine = [replace(product, norm=None) for product in mine]
 
         def launch() -> None:
             for product in mine:
@@ -86,21 +98,85 @@ def launches(engine: DecodeEngine, case: DecodeCase) -> dict[str, Launch]:
 def measure(
     engine: DecodeEngine, case: DecodeCase, microseconds: Callable[[Launch], float]
 ) -> dict[str, float]:
-    """Microseconds of each part; `microseconds` times one part, as `graph_us` does."""
-    return {name: microseconds(launch) for name, launch in launches(engine, case).items()}
+    """Microseconds of each part; `microseconds` times one part, as `graph_us` does. For a loop as `launches`
+    needs it."""
+    loop: GraphDecodeLoop = engine.loop  # type: ignore[assignment]
+    with loop.group.solo() if loop.group else nullcontext():
+        parts = {name: microseconds(launch) for name, launch in launches(engine, case).items()}
+    return parts | ({"exchange": exchange_us(engine, case.batch)} if loop.group else {})
 
 
-def budget(parts: dict[str, float], tpot_us: float, tail_us: float | None) -> dict[str, float]:
+def exchange_us(engine: DecodeEngine, rows: int) -> float:
+    """Microseconds that all sums of a step of `rows` rows take among several idle devices, with residual and
+    norm, one behind the other."""
+    loop: GraphDecodeLoop = engine.loop  # type: ignore[assignment]
+    group = loop.group
+    assert group is not None
+    queues = [loop.queue, *(follower.queue for follower in loop.followers)]
+    with group.solo():
+        steps = [
+            queue.capture(_sums(rank, nodes, rows))
+            for queue, rank, nodes in zip(queues, engine.model.ranks, group.ranks, strict=True)
+        ]
+        engine.drain()
+    return loop.seconds_of(partial(group.launch, steps)) * 1e6
+
+
+def _sums(rank: Model, nodes: RankExchange, rows: int) -> Launch:
+    """A rank's part of a step that has nothing but its sums."""
+    config, dtype = rank.config, rank.precision.activations
+    norm = next(product.norm for product in rank.products() if product.norm is not None)
+    hidden = norm.gain.new_zeros(rows, config.hidden_size, dtype=dtype)
+    normed, no_logits = hidden.clone(), hidden.new_zeros(0, len(config.head_rows))
+
+    def launch() -> None:
+        nodes.begin(None)
+        for _ in range(2 * config.num_layers):
+            nodes.reduce(hidden, None, (norm, normed))
+        nodes.end(no_logits, config.head_rows.start)
+
+    return launch
+
+
+def split_cost(
+    engine: DecodeEngine, case: DecodeCase, microseconds: Callable[[Launch], float]
+) -> dict[str, float]:
+    """What dividing the model costs, in milliseconds; without sequences in the loop.
+
+    all_devices_ms    a step without attention on all devices
+    alone_ms          on the first alone, which waits for no other
+    attention_ms      the first device's attention, of sequences of the case's context and a few tokens more
+    exchange_ms       see `exchange_us`
+    """
+    loop: GraphDecodeLoop = engine.loop  # type: ignore[assignment]
+    assert loop.group is not None
+    wanted = loop.tokens_decoded + case.batch * _JOINED
+    for index in range(case.batch):
+        engine.admit(case, index, 2 * FIRST)
+    engine.turn_until(lambda: loop.tokens_decoded >= wanted)
+    engine.drain()
+    with loop.group.solo():
+        attention_us = microseconds(launches(engine, case)["attention"])
+    found = {"attention_ms": attention_us / 1e3, "exchange_ms": exchange_us(engine, case.batch) / 1e3}
+    engine.empty()  # these steps have no sequences
+    for name, seconds in (("all_devices_ms", loop.bucket_seconds()), ("alone_ms", loop.alone_seconds())):
+        bucket = min(rows for rows in seconds if rows >= case.batch)
+        found[name] = seconds[bucket] * 1e3
+    return {name: round(ms, 4) for name, ms in found.items()}
+
+
+def budget(parts: Mapping[str, float], tpot_us: float, tail_us: float | None) -> dict[str, float]:
     """The table of one batch, in microseconds; `boundaries` is the rest of a step."""
     each = {name: us for name, us in parts.items() if name not in _OTHERS}
     products = sum(each.values())
-    rest = parts["front"] + (tail_us or 0.0)
+    rest, exchange = parts["front"] + (tail_us or 0.0), parts.get("exchange", 0.0)
     table = {
         **each,
         "products": products,
         "attention": parts["attention"],
+        **({"exchange": exchange} if exchange else {}),
         "rest": rest,
-        "boundaries": tpot_us - products - parts["attention"] - rest,
+        "boundaries": tpot_us - products - parts["attention"] - exchange - rest,
         "step": tpot_us,
     }
     return {name: round(value, 1) for name, value in table.items()}

@@ -76,18 +76,6 @@ def experts_read(engine: DecodeEngine, case: DecodeCase) -> dict[str, float]:
     return {"experts_a_layer": round(found, 2), "experts_expected": round(expected, 2)}
 
 
-def split_cost(engine: DecodeEngine, case: DecodeCase) -> dict[str, Any]:
-    """Milliseconds of a step without sequences on all devices, and on the first alone, which waits for no
-    other: their difference is what dividing the model costs."""
-    loop: Any = engine.loop  # by graphs
-    engine.drain()
-    found = {}
-    for name, seconds in (("all_devices_ms", loop.bucket_seconds()), ("alone_ms", loop.alone_seconds())):
-        bucket = min(rows for rows in seconds if rows >= case.batch)
-        found[name] = round(seconds[bucket] * 1e3, 4)
-    return found
-
-
 def run_seconds(
     engine: DecodeEngine, case: DecodeCase, seconds: float, at_end: Callable[[], None] | None = None
 ) -> dict[str, Any]:

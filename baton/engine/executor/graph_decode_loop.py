@@ -83,7 +83,8 @@ class GraphDecodeLoop(DecodeLoop):
         self.queue = GraphStream(model.device)
         first, *others = [None] if group is None else group.ranks
         self.step_state = GraphStep(model, cache, state, rings, memory, self.queue, options, propose, first)
-        self._group = group
+        self.group = group
+        """What several devices exchange through; None for one."""
         self.followers = [
             FollowerStep(other, own, state.tables_on(other.device), state.shape, options, exchange)
             for (other, own), exchange in zip(followers, filter(None, others), strict=True)
@@ -125,7 +126,7 @@ class GraphDecodeLoop(DecodeLoop):
 
     def _on_all_devices(self, graphs: dict[int, StepGraphs]) -> dict[int, StepGraphs]:
         """The first device's graphs with those of its followers; captures these."""
-        if (group := self._group) is None:
+        if (group := self.group) is None:
             return graphs
         followers = [follower.capture(list(graphs)) for follower in self.followers]
 
@@ -164,7 +165,7 @@ class GraphDecodeLoop(DecodeLoop):
             }
 
     def _solo(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._group is None else self._group.solo()
+        return nullcontext() if self.group is None else self.group.solo()
 
     def _sized_seconds(
         self, cache: KVCache, plain: dict[int, float], with_drafts: dict[int, float]

@@ -142,15 +142,19 @@ def test_text_that_repeats_itself(
     assert found["drafts_a_step"] <= rows - 1
 
 
-def test_several_devices() -> None:
-    """Each reads its part, and the model's blocks are those of all heads."""
+def test_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads its part, and the model's blocks are those of all heads; what dividing it costs is measured
+    without a trace."""
+    monkeypatch.setattr(budget, "_JOINED", 2)
+    monkeypatch.setattr(budget, "FIRST", 3)
     case = replace(tiny(2, context=20), tensor_parallel=2)
     engine = DecodeEngine(case, EngineSize(2, 40), Front, device="cpu", interpreted=True, group=TurnGroup)
     keys = [engine.admit(case, index, 4) for index in range(2)]
     assert len(keys) == 2
     engine.turn_until(lambda: engine.loop.tokens_decoded >= 6)
     engine.empty()
-    assert set(steady.split_cost(engine, case)) == {"all_devices_ms", "alone_ms"}
+    cost = budget.split_cost(engine, case, once)
+    assert set(cost) == {"all_devices_ms", "alone_ms", "attention_ms", "exchange_ms"}
     accounting_is_consistent(engine)
     engine.close()
     one = DecodeEngine(tiny(2, context=20), EngineSize(2, 40), Front, device="cpu")
@@ -217,6 +221,12 @@ def test_the_budget_of_a_mixture(mixture: DecodeCase) -> None:
     engine.close()
 
 
+def once(launch: Callable[[], None]) -> float:
+    """Runs a part of a step, whose time it makes up."""
+    launch()
+    return 1.0
+
+
 @pytest.mark.slow
 def test_by_graphs_in_the_interpreter() -> None:
     """Clocks come over, and each part of the budget can be run again without a trace."""
@@ -229,12 +239,11 @@ def test_by_graphs_in_the_interpreter() -> None:
     engine.turn_until(lambda: engine.loop.tokens_decoded >= 6)
     ring, steps = engine.loop.ring, engine.ended_steps
 
-    def once(launch: Callable[[], None]) -> float:
-        launch()
+    def timed(launch: Callable[[], None]) -> float:
         times.append(launch)
-        return 1.0
+        return once(launch)
 
-    parts = budget.measure(engine, case, once)
+    parts = budget.measure(engine, case, timed)
     assert set(parts) == {"qkv", "output", "gate_up", "down", "head", "attention", "front"}
     assert len(times) == 7
     assert engine.ended_steps == steps
