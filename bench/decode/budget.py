@@ -113,11 +113,11 @@ def exchange_us(engine: DecodeEngine, rows: int) -> float:
     group = loop.group
     assert group is not None
     queues = [loop.queue, *(follower.queue for follower in loop.followers)]
+    sums = [
+        _sums(rank, nodes, rows) for rank, nodes in zip(engine.model.ranks, group.ranks, strict=True)
+    ]  # whose tensors live as long as the graphs
     with group.solo():
-        steps = [
-            queue.capture(_sums(rank, nodes, rows))
-            for queue, rank, nodes in zip(queues, engine.model.ranks, group.ranks, strict=True)
-        ]
+        steps = [queue.capture(launch) for queue, launch in zip(queues, sums, strict=True)]
         engine.drain()
     return loop.seconds_of(partial(group.launch, steps)) * 1e6
 
