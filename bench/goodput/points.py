@@ -1,11 +1,12 @@
 """One arm at rates of its own under each limit, on one cluster: for comparisons with predictions.
 
     python -m bench.goodput points --arm '2p2d --router-processes 2' --points 1k-256:6:9.4,10.4,11.5
-        [--points 1k-256:12:17.5,19.4,21.3] [--unstated] [--ttft 500] [--attainment 0.9] [--seconds 45]
+        [--points 1k-256:12:17.5,19.4,21.3:90] [--unstated] [--ttft 500] [--attainment 0.9] [--seconds 45]
         [--seed 0] [--processes 1] [--shape llama-3.1-8b] [--dtype bf16] [--device cuda|cpu]
         [--protocol http|grpc] [--vllm PYTHON] [--vllm-site DIR] [--out FILE]
 
---points WORKLOAD:TPOT:RATES, once a limit: rates in requests a second and GPU, limits in ms. Requests state
+--points WORKLOAD:TPOT:RATES[:SECONDS], once a limit: rates in requests a second and GPU, limits in ms,
+SECONDS of each rate where they are not those of --seconds. Requests state
 --ttft and the limit as theirs, but with --unstated. Every run has a seed of its own (--seed and 1000 more
 each time). A line a run says the rate that was asked for, the one that arrived, and the share of requests in
 time; as soon as the run has ended, --out gets the same as a line of JSON, with the gaps at the clients and
@@ -44,25 +45,29 @@ _SEED_STEP = 1000
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Rates of one workload, a second and GPU, under one TPOT limit in ms."""
+    """Rates of one workload, a second and GPU, under one TPOT limit in ms; `seconds` of each, None: as
+    others."""
 
     workload: Workload
     tpot_ms: float
     rates: tuple[float, ...]
+    seconds: float | None = None
 
 
 def parse_points(text: str) -> Points:
-    """Parses `WORKLOAD:TPOT:RATES`, such as `1k-256:6:9.4,10.4`. Raises ValueError."""
+    """Parses `WORKLOAD:TPOT:RATES[:SECONDS]`, such as `1k-256:6:9.4,10.4`. Raises ValueError."""
     parts = text.split(":")
-    if len(parts) != 3 or parts[0] not in WORKLOADS:
-        raise ValueError(f"{text!r} is not WORKLOAD:TPOT:RATES with a workload of {', '.join(WORKLOADS)}")
+    if len(parts) not in (3, 4) or parts[0] not in WORKLOADS:
+        names = ", ".join(WORKLOADS)
+        raise ValueError(f"{text!r} is not WORKLOAD:TPOT:RATES[:SECONDS] with a workload of {names}")
     try:
         tpot_ms, rates = float(parts[1]), tuple(numbers(parts[2]))
+        seconds = float(parts[3]) if parts[3:] else None
     except ValueError:
-        raise ValueError(f"{text!r}: a limit in ms and rates with commas between them are numbers") from None
-    if not rates or tpot_ms <= 0 or min(rates) <= 0:
-        raise ValueError(f"{text!r}: at least one rate, and limit and rates above 0")
-    return Points(WORKLOADS[parts[0]], tpot_ms, rates)
+        raise ValueError(f"{text!r}: limit, rates with commas between them and seconds are numbers") from None
+    if not rates or min(tpot_ms, *rates, 1.0 if seconds is None else seconds) <= 0:
+        raise ValueError(f"{text!r}: at least one rate, and all numbers above 0")
+    return Points(WORKLOADS[parts[0]], tpot_ms, rates, seconds)
 
 
 def main() -> None:
@@ -74,7 +79,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = program_parser("goodput", __doc__, "points")
     add_server_options(parser)
     parser.add_argument(
-        "--points", action="append", required=True, type=checked(parse_points), help="WORKLOAD:TPOT:RATES"
+        "--points",
+        action="append",
+        required=True,
+        type=checked(parse_points),
+        help="WORKLOAD:TPOT:RATES[:SECONDS]",
     )
     parser.add_argument("--unstated", action="store_true", help="requests do not state their limits")
     parser.add_argument("--seconds", default=45.0, type=float, help="of each rate")
@@ -150,7 +159,8 @@ def loads(
             seed = arguments.seed + _SEED_STEP * number
             stated = None if arguments.unstated else limits
             total, processes = rate * arm.gpus, arguments.processes
-            load = Load(one.workload, total, arguments.seconds, seed, stated, processes, _WARM_UP)
+            seconds = one.seconds or arguments.seconds
+            load = Load(one.workload, total, seconds, seed, stated, processes, _WARM_UP)
             yield rate, limits, load
             number += 1
 

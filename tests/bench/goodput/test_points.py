@@ -22,11 +22,14 @@ from tests.bench.goodput.test_report import run_at
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("1k-256:6", "is not WORKLOAD:TPOT:RATES with a workload of 1k-256, 4k-256"),
+        ("1k-256:6", r"is not WORKLOAD:TPOT:RATES\[:SECONDS\] with a workload of 1k-256, 4k-256"),
         ("5k:6:9", "is not WORKLOAD:TPOT:RATES"),
         ("1k-256:six:9", "are numbers"),
         ("1k-256:6:", "at least one rate"),
         ("1k-256:6:9,0", "above 0"),
+        ("1k-256:6:9:0", "above 0"),
+        ("1k-256:6:9:long", "are numbers"),
+        ("1k-256:6:9:60:1", "is not WORKLOAD:TPOT:RATES"),
     ],
 )
 def test_points_that_are_refused(text: str, words: str) -> None:
@@ -36,7 +39,7 @@ def test_points_that_are_refused(text: str, words: str) -> None:
 
 def arguments(out: Path | None = None, *, unstated: bool = False) -> Namespace:
     return Namespace(
-        arm=parse_arm("2p2d"), points=[parse_points("1k-256:6:9,10"), parse_points("4k-256:30:5")],
+        arm=parse_arm("2p2d"), points=[parse_points("1k-256:6:9,10"), parse_points("4k-256:30:5:180")],
         ttft=500.0, attainment=0.9, seconds=45.0, seed=7, processes=4, unstated=unstated, shape="tiny",
         dtype="fp32", device="cpu", vllm="", vllm_site="", protocol="http", out=out,
     )  # fmt: skip

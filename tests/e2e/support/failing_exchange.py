@@ -1,7 +1,7 @@
 """Engines of several devices whose exchange fails when a signal says so.
 
-    SIGUSR1   the second device's steps are launched no more: its part of a sum never comes
-    SIGUSR2   the second device sleeps for longer than the deadline before its next step
+    NEVER   the second device's steps are launched no more: its part of a sum never comes
+    LATE    the second device sleeps for longer than the deadline before its next step
 
 Without a GPU the ranks are a CPU's: their steps run in Triton's interpreter and exchange by the kernels
 themselves, compiled for the host under a clock of their own. There the second rank comes too late to the
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-NEVER, LATE = signal.SIGUSR1, signal.SIGUSR2
+# Real-time signals: when Triton first compiles a kernel, LLVM takes over the handlers of SIGUSR1 and SIGUSR2.
+NEVER, LATE = signal.SIGRTMIN, signal.SIGRTMAX
 # Longer than the deadline of 2 s, and a quarter of it more, at up to 2 GHz.
 _CYCLES = 7_000_000_000
 # Steps on GPUs are at least so far apart, so that a small model's streams last.
@@ -39,21 +39,16 @@ def install() -> None:
 def _on_gpus() -> None:
     from baton.engine.executor.graph_decode_loop import GraphDecodeLoop
     from baton.engine.parallel.rank_exchange import ExchangeGroup, Launch
-    from services.worker.engine.startup import model_loader
     from tests.support.gpu_sleep import sleep_on_stream
 
-    model_loader.SEVERAL_GPUS = True
     told = set[int]()
 
-    def receive_signals() -> None:
-        while True:
-            number = signal.Signals(signal.sigwait((NEVER, LATE)))
-            told.add(number)
-            os.write(2, f"engine {os.getpid()} received {number.name}: its exchange will fail\n".encode())
+    def on_signal(number: int, frame: object) -> None:
+        told.add(number)
+        os.write(2, f"engine {os.getpid()} received signal {number}: its exchange will fail\n".encode())
 
-    # Waited for, not handled: LLVM takes over these signals' handlers when Triton first compiles a kernel.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (NEVER, LATE))
-    threading.Thread(target=receive_signals, daemon=True).start()
+    for number in (NEVER, LATE):
+        signal.signal(number, on_signal)
     launch_step, launch_ranks = GraphDecodeLoop.launch, ExchangeGroup.launch
 
     def launch(loop: GraphDecodeLoop, *arguments: Any) -> None:

@@ -84,16 +84,6 @@ def test_experts_are_refused(tmp_path: Path) -> None:
     assert "8 experts cannot be divided among devices yet; 1 would work" in refused(config, 2)
 
 
-def test_several_gpus_are_refused_before_anything_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpus_found(monkeypatch, 2)
-    folder = FAMILIES[0].make(tmp_path)
-    with pytest.raises(BatonError, match=r"^tensor_parallel 2: .* not on GPUs yet; 1 would work$") as caught:
-        model_loader.load(str(folder), EngineConfig(tensor_parallel=2))
-    assert caught.value.kind is ErrorKind.INVALID
-
-
 def gpus_found(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Has torch find `count` GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -114,7 +104,6 @@ def test_what_several_gpus_cannot_compute_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: dict[str, Any], text: str
 ) -> None:
     gpus_found(monkeypatch, 2)
-    monkeypatch.setattr(model_loader, "SEVERAL_GPUS", True)
     folder = FAMILIES[0].make(tmp_path)
     given = {"tensor_parallel": 2, **engine}
     with pytest.raises(BatonError) as caught:
@@ -133,7 +122,6 @@ def test_kernels_are_loaded_onto_each_gpu_before_anything_else(
         raise TuningError
 
     gpus_found(monkeypatch, 4)
-    monkeypatch.setattr(model_loader, "SEVERAL_GPUS", True)
     monkeypatch.setattr(kernel_tuning, "tune_products", tune)
     found = {3: LoadedKernels(2.345, 4 * 10**9), 1: LoadedKernels(1.0, 0)}
     monkeypatch.setattr(model_loader, "load_kernels", found.__getitem__)

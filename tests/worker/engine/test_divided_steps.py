@@ -18,7 +18,7 @@ from baton.engine.prefill.group_pass import GroupPass
 from baton.engine.shared_memory.step_shape import StepShape
 from services.common.config.worker import WorkerConfig
 from services.worker.engine import assembly
-from services.worker.engine.startup import model_loader, prefill_setup
+from services.worker.engine.startup import prefill_setup
 from services.worker.engine.startup.model_loader import LoadedModel
 from tests.engine.local_engine import CONFIG
 from tests.engine.parallel.turns import TurnGroup
@@ -89,11 +89,8 @@ def test_prompts_decode_steps_and_both_in_one(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.multigpu
 @pytest.mark.parametrize("numerics", ["exact", "fast"])
 @pytest.mark.parametrize("mixed", [True, False])
-def test_two_gpus_of_one_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numerics: str, mixed: bool
-) -> None:
+def test_two_gpus_of_one_worker(tmp_path: Path, numerics: str, mixed: bool) -> None:
     """The tokens in float32 are those of one GPU."""
-    monkeypatch.setattr(model_loader, "SEVERAL_GPUS", True)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | MODEL))
     settings: dict[str, Any] = {
         "checkpoint": tmp_path, "weights": "random", "device": "cuda", "dtype": "float32",

@@ -17,7 +17,7 @@ import pytest
 
 from baton.engine.prefix_cache.host_store import HostBlockStore
 from services.common.config.transfer import Transport
-from services.worker.engine.startup import model_loader, prefix_cache_setup
+from services.worker.engine.startup import prefix_cache_setup
 from tests.engine.local_engine import CONFIG
 from tests.support.four_gpus import NEEDS_FOUR
 from tests.worker.engine.engine_pair import BLOCK, Pair
@@ -50,11 +50,6 @@ def settings_of(folder: Path, **more: Any) -> dict[str, Any]:
 
 def devices(count: int, where: dict[int, tuple[int, ...]]) -> dict[str, Any]:
     return {"tensor_parallel": count, "device_indexes": where[count]}
-
-
-@pytest.fixture(autouse=True)
-def several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_loader, "SEVERAL_GPUS", True)
 
 
 @pytest.fixture(scope="module")

@@ -33,9 +33,6 @@ from services.worker.engine.startup.host_memory import check_installed
 from services.worker.engine.startup.loading_progress import LoadingProgress
 from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner, plan_devices
 
-# Until twenty exchanges in turn that are made to fail on GPUs have ended as they should (decision 0082).
-SEVERAL_GPUS = False
-
 log = get_log(__name__)
 
 
@@ -176,12 +173,8 @@ def _load_kernels(devices: Sequence[torch.device], *, alone: bool) -> tuple[int,
 
 def _refuse_on_several_gpus(count: int, dtype_name: str) -> None:
     """Raises BatonError(INVALID) for what only a CPU's ranks compute so far."""
-    why = None
-    if not SEVERAL_GPUS:
-        why = "a worker of several devices runs with device cpu alone, not on GPUs yet; 1 would work"
-    elif dtype_name not in ("bfloat16", "float32"):
+    if dtype_name not in ("bfloat16", "float32"):
         why = f"GPUs exchange bfloat16 and float32, not {dtype_name}; dtype bfloat16 would work"
-    if why is not None:
         raise BatonError(ErrorKind.INVALID, f"tensor_parallel {count}: {why}")
 
 
