@@ -102,8 +102,8 @@ class EngineConfig(StrictModel):
     tensor_parallel: PositiveInt = setting(
         1,
         "devices of a worker, which divide every layer's heads and inner width among them "
-        "([0078](decisions/0078-ranks-are-devices.md)); must divide the model's KV heads. So far with "
-        "`engine.device: cpu` alone, as a model of what GPUs will do",
+        "([0078](decisions/0078-ranks-are-devices.md)); must divide the model's KV heads. GPUs "
+        "are of one host and need peer access to each other",
         unit="devices",
         who="experts",
         flag=True,
