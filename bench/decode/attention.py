@@ -1,14 +1,15 @@
 """One layer's decode attention alone: by every tuning, or of several rows a sequence beside that of one.
 
     python -m bench.decode attention [--shapes llama-3.1-8b] [--dtype bf16] [--kv-dtype auto,fp8]
-        [--runs 1x1024,8x1024,64x1024,256x1024,32x8192] [--programs 1,2,4 [--shortest 64,128]] [--json]
+        [--runs 1x1024,8x1024,64x1024,256x1024,32x8192] [--programs 1,2,4 [--shortest 64,128]]
+        [--warps 2,4] [--stages 2,3] [--tiles 32,64] [--json]
     python -m bench.decode attention --rows 1,2,4,8 [--exact] [--tunings] [--shapes llama-3.1-8b,qwen2.5-7b]
-        [--runs 1x1024,8x1024,...] [--json]
+        [--runs 1x1024,8x1024,...] [--programs ...] [--warps ...] [--json]
 
 A run is sequences x context. By every tuning (what `AttentionTuning.of` should choose): `programs`: rows are
 cut so that each multiprocessor gets about this number of programs at least, of no fewer tokens than the
 `shortest`; without it, as a worker cuts them. `tb_s`: bytes of keys, values and scales, over the time;
-`chosen`: what a worker uses.
+`chosen`: what a worker uses. --warps, --stages and --tiles (tokens) leave out all other tunings.
 
 With --rows, what drafts cost in attention: a sequence's last tokens are the rows. `plain`: one row a
 sequence. `rows`: each sequence's keys and values are read once for all its rows; --exact adds `single`, where
@@ -19,7 +20,7 @@ with each tuning, and with items of 2, 4 and 8 rows. `of_plain`: the time, of th
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
@@ -59,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-dtype", default="auto,fp8", help="of auto, fp8")
     parser.add_argument("--runs", metavar="NxT,NxT", help="sequences x tokens of context")
     parser.add_argument("--programs", type=numbers, help="programs for each multiprocessor, such as 1,2,4")
+    for name in ("warps", "stages", "tiles"):
+        parser.add_argument(f"--{name}", type=numbers, help=f"only tunings of these {name}")
     parser.add_argument(
         "--shortest", type=numbers, default=[128], help="tokens of a program, at least (default 128)"
     )
@@ -73,21 +76,35 @@ def _measured(
     arguments: argparse.Namespace, shape: str, precision: Precision, sequences: int, context: int
 ) -> Iterator[dict[str, Any]]:
     """The lines of one run."""
-    if arguments.rows:
-        run = RowsRun(shape, precision, sequences, context, "cuda")
-        yield from run.measure(arguments.rows, exact=arguments.exact, tunings=arguments.tunings)
-        return
+    wanted = tunings(arguments.warps, arguments.stages, arguments.tiles)
     cuts = product(arguments.programs, arguments.shortest) if arguments.programs else [None]
     for cut in cuts:
-        yield from PlainRun(shape, precision, sequences, context, "cuda", cut).measure()
+        if arguments.rows:
+            run = RowsRun(shape, precision, sequences, context, "cuda", cut)
+            mine = wanted if arguments.tunings else ()
+            yield from run.measure(arguments.rows, exact=arguments.exact, tunings=mine)
+        else:
+            yield from PlainRun(shape, precision, sequences, context, "cuda", cut).measure(wanted)
 
 
-def tunings() -> list[AttentionTuning]:
+def tunings(
+    warps: list[int] | None = None, stages: list[int] | None = None, tiles: list[int] | None = None
+) -> list[AttentionTuning]:
+    """The tunings that are measured, of these warps, stages and tokens of a tile; None: of all."""
     from baton.engine.kernels.gpu.attention.items import TILE, AttentionTuning
 
-    found = [AttentionTuning(warps, stages) for warps in (2, 4, 8) for stages in (2, 3, 4, 5)]
-    half = [AttentionTuning(warps, stages, tile=TILE // 2) for warps in (2, 4) for stages in (3, 4, 5, 6)]
-    return [*found, *(AttentionTuning(4, stages, 128) for stages in (2, 3)), *half]
+    found = [
+        *(AttentionTuning(warps, stages) for warps in (1, 2, 4, 8) for stages in (2, 3, 4)),
+        *(AttentionTuning(4, stages, registers) for stages in (2, 3) for registers in (128, 168)),
+        *(AttentionTuning(warps, stages, tile=TILE // 2) for warps in (1, 2, 4) for stages in (3, 4, 5)),
+    ]
+    return [
+        one
+        for one in found
+        if one.warps in (warps or [one.warps])
+        and one.stages in (stages or [one.stages])
+        and one.tile in (tiles or [one.tile])
+    ]
 
 
 class PlainRun:
@@ -140,12 +157,12 @@ class PlainRun:
         self._pass.embed(rows, self._pass.workspace)
         self._device = device
 
-    def measure(self) -> list[dict[str, Any]]:
+    def measure(self, tunings: Sequence[AttentionTuning]) -> list[dict[str, Any]]:
         """A line for each tuning, the chosen one first."""
         from bench.decode.timing import microseconds
 
         found = []
-        for tuning in (None, *tunings()):
+        for tuning in (None, *tunings):
             self._pass.options = replace(self._pass.options, attention=tuning)
             self._plan()
             try:
@@ -191,19 +208,24 @@ class RowsRun:
         sequences: int,
         context: int,
         device: str,
+        cut: tuple[int, int] | None = None,
         layers: int = _LAYERS,
     ) -> None:
+        """`cut`: as for `PlainRun`."""
         import torch
 
         from baton.engine.memory.kv_cache import KVCache
         from bench.engine_driver import randomize
 
+        self.cut = cut
         config = SHAPES[shape].config
         kv_heads, dim = config["num_key_value_heads"], config["head_dim"]
         self.heads = _heads(config["num_attention_heads"], kv_heads, dim)
         self.case = {
             "shape": shape, "kv_dtype": precision.kv_dtype, "sequences": sequences, "context": context
         }  # fmt: skip
+        if cut is not None:
+            self.case |= {"programs": cut[0], "shortest": cut[1]}
         self.sequences, self.context, self.device, self.layers = sequences, context, device, layers
         self.dtype = getattr(torch, precision.torch_dtype)
         width = -(-context // _BLOCK_TOKENS)
@@ -220,7 +242,7 @@ class RowsRun:
         )
 
     def measure(
-        self, several: list[int], *, exact: bool = False, tunings: bool = False
+        self, several: list[int], *, exact: bool = False, tunings: Sequence[AttentionTuning] = ()
     ) -> Iterator[dict[str, Any]]:
         """A line for each kernel, number of rows and tuning, the plain one first."""
         from triton.runtime.errors import OutOfResources
@@ -239,7 +261,7 @@ class RowsRun:
             }  # fmt: skip
 
     def _launches(
-        self, several: list[int], exact: bool, tunings: bool
+        self, several: list[int], exact: bool, tunings: Sequence[AttentionTuning]
     ) -> Iterator[tuple[int, str, int, AttentionTuning | None]]:
         """(rows a sequence, kernel, rows an item, tuning; None: the worker's) of each line."""
         from baton.engine.kernels.gpu.attention.items import rows_per_item
@@ -249,9 +271,8 @@ class RowsRun:
             yield rows, "rows", rows_per_item(self.heads, rows), None
             if exact:
                 yield rows, "single", 1, None
-            if tunings:
-                for per_item in (2, 4, 8) if rows > 1 else ():
-                    yield from ((rows, "rows", per_item, tuning) for tuning in all_tunings())
+            for per_item in (2, 4, 8) if rows > 1 else ():
+                yield from ((rows, "rows", per_item, tuning) for tuning in tunings)
 
     def _microseconds(self, rows: int, kernel: str, per_item: int, tuning: AttentionTuning | None) -> float:
         """Duration of a layer."""
@@ -265,6 +286,10 @@ class RowsRun:
             tuning = AttentionTuning.of(self.heads, slots * rows, count, quantised)
         entries = slots * rows if kernel == "single" else slots
         policy = SplitPolicy.filling(count, self.heads.kv_heads, entries, tuning.resident, quantised)
+        if self.cut is not None:
+            policy = replace(
+                policy, wanted=max(1, self.cut[0] * count // self.heads.kv_heads), shortest=self.cut[1]
+            )
         inputs = RowInputs(self, rows)
         items = inputs.plan(policy, per_item)
         launch = partial(inputs.launch, items, tuning, writes=kernel == "single")
@@ -333,21 +358,6 @@ class RowInputs:
                 self.out, self.qkv, run.cache, layer, run.table, self.rotary, items, run.heads,
                 tuning=tuning, kv_scales=run.scales,
             )  # fmt: skip
-
-
-def all_tunings() -> list[AttentionTuning]:
-    """All tunings that `--tunings` measures."""
-    from baton.engine.kernels.gpu.attention.items import TILE, AttentionTuning
-
-    return [
-        *(AttentionTuning(warps, stages) for warps in (2, 4, 8) for stages in (2, 3)),
-        AttentionTuning(4, 2, 128),
-        *(
-            AttentionTuning(4, stages, registers, TILE // 2)
-            for stages in (3, 4, 5)
-            for registers in (None, 128)
-        ),
-    ]
 
 
 def _heads(heads: int, kv_heads: int, dim: int) -> Heads:

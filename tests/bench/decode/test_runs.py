@@ -258,11 +258,10 @@ def test_by_graphs_in_the_interpreter() -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", pytest.param("fp8", marks=pytest.mark.slow)])
-def test_attention_alone(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.decode.attention.tunings", lambda: [AttentionTuning(4, 2)])
+def test_attention_alone(kv_dtype: str) -> None:
     chosen, tuned = PlainRun(
         "tiny", Precision("fp32", kv_dtype=kv_dtype), 2, 130, "cpu", cut=(3, 64), layers=1
-    ).measure()
+    ).measure([AttentionTuning(4, 2)])
     assert (chosen["chosen"], chosen["rows"], chosen["context"], chosen["programs"]) == (True, 2, 130, 3)
     assert chosen["shortest"] == 64
     assert (tuned["warps"], tuned["stages"]) == (4, 2)

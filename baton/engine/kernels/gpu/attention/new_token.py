@@ -6,8 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from baton.device.e4m3 import from_e4m3
-from baton.engine.kernels.gpu.attention.kv_codes import codes_of, packed, scales_of, stored, values_of
+from baton.engine.kernels.gpu.attention.kv_codes import codes_of, numbers_of, packed, scales_of
 
 
 @triton.jit
@@ -60,8 +59,8 @@ def _quantised(x, place, in_dim):
     x = x.to(tl.float32)
     scales = scales_of(tl.max(tl.abs(x), 1))
     codes = codes_of(x, scales)
-    tl.store(place, stored(codes), mask=in_dim[None, :])
-    return values_of(codes, scales), scales
+    tl.store(place, codes, mask=in_dim[None, :])
+    return numbers_of(codes) * scales[:, None], scales
 
 
 @triton.jit
@@ -152,11 +151,11 @@ def write_tokens(
         k, v = k.to(tl.float32), v.to(tl.float32)
         k_scales, v_scales = scales_of(tl.max(tl.abs(k), 1)), scales_of(tl.max(tl.abs(v), 1))
         k_codes, v_codes = codes_of(k, k_scales), codes_of(v, v_scales)
-        tl.store(places, stored(k_codes), mask=written)
-        tl.store(places + plane_stride, stored(v_codes), mask=written)
+        tl.store(places, k_codes, mask=written)
+        tl.store(places + plane_stride, v_codes, mask=written)
         pairs = layer_pairs + block * pair_block_stride + in_block
         tl.store(pairs, packed(k_scales, v_scales), mask=mine)
-        k, v = from_e4m3(k_codes), from_e4m3(v_codes)
+        k, v = numbers_of(k_codes), numbers_of(v_codes)
     else:
         tl.store(places, k, mask=written)
         tl.store(places + plane_stride, v, mask=written)
