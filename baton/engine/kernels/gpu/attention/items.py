@@ -20,8 +20,9 @@ _REGISTERS = 65_536
 _FOUR_PROGRAMS_REGISTERS, _THREE_PROGRAMS_REGISTERS = 128, 168
 # Programs a multiprocessor of few rows whose cache is in fp8.
 _FEW_ROWS_PROGRAMS = 3
-# Normed queries take fewer warps where this many times their rows leave multiprocessors without a program.
-_NORMED_ROWS = 4
+# Two warps are taken where this many times the rows leave multiprocessors without a program: of groups with
+# many heads or where queries are normed, and of others; and half tiles.
+_TWO_WARPS, _TWO_WARPS_FEW_HEADS, _HALF_TILES = 4, 16, 8
 # Queries that an item may have, by how many rows of a slot it takes (`rows_per_item`). Two tiles of the
 # matrix units are as many as four warps hold results of beside the tiles of K; for four rows or fewer.
 _MOST_QUERIES = {8: _ONE_TILE_GROUP, 4: 2 * _ONE_TILE_GROUP, 2: 2 * _ONE_TILE_GROUP}
@@ -143,9 +144,11 @@ class AttentionTuning:
         `SplitPolicy.filling` makes many programs (8 rows of 1,120 and 32,768 tokens); a single row takes
         four.
 
-        `normed`: queries and keys are normed, by sums over the warps. Programs of very few rows then take two
-        (an H200, 32 heads, 4 KV heads, 1,120 tokens, bf16: a row 10.4 us and 13.7 with four warps, 8 rows
-        13.6 and 17.7).
+        Programs of very few rows take two warps: what a program does beside its tiles is then most of its
+        time, and the more so the more heads a group has, or where queries and keys are `normed`, by sums over
+        the warps. On an H200, 1,120 tokens, bf16, with four warps and with two: a row of 64 heads and 8 KV
+        heads 12.9 and 9.4 us, of 32 and 8 heads 9.8 and 9.2, of 28 and 4 heads 12.7 and 9.3, four such rows
+        20.0 and 12.2; a normed row of 32 and 4 heads 13.5 and 10.1.
         """
         if quantised and few_rows(rows, heads.kv_heads, multiprocessors):
             return cls(warps=2 if rows > 1 else 4, stages=2)
@@ -156,8 +159,11 @@ class AttentionTuning:
             if heads.dim <= _WIDE_HEAD and group <= _ONE_TILE_GROUP:
                 return cls(stages=2, registers=_FOUR_PROGRAMS_REGISTERS)
             return cls(warps=2, stages=2)
-        if normed and few_rows(_NORMED_ROWS * rows, heads.kv_heads, multiprocessors):
-            return cls(warps=2)
+        several = normed or group > _SMALL_GROUP
+        least = _TWO_WARPS if several else _TWO_WARPS_FEW_HEADS
+        if heads.dim <= _WIDE_HEAD and few_rows(least * rows, heads.kv_heads, multiprocessors):
+            half = few_rows(_HALF_TILES * rows, heads.kv_heads, multiprocessors)
+            return cls(warps=2, tile=TILE // 2 if half else TILE)
         return cls(stages=2 if many and 1 < group <= _SMALL_GROUP and heads.dim >= _WIDE_HEAD else 3)
 
     @classmethod
