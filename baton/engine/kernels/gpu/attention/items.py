@@ -11,6 +11,7 @@ from torch import Tensor
 
 # When two tiles on their way are better than three (`AttentionTuning.of`).
 _MANY_PROGRAMS, _SMALL_GROUP, _WIDE_HEAD = 2.0, 4, 128
+_FEW_KV_HEADS = 4
 # Programs a multiprocessor that are many where the cache is in fp8.
 _MANY_PROGRAMS_OF_CODES = 3.8
 # Query heads that are one tile of the matrix units.
@@ -18,11 +19,10 @@ _ONE_TILE_GROUP = 16
 # Registers of a multiprocessor, and of a thread where four or three programs of four warps share them.
 _REGISTERS = 65_536
 _FOUR_PROGRAMS_REGISTERS, _THREE_PROGRAMS_REGISTERS = 128, 168
+# Of a thread, where a multiprocessor runs one program of eight warps.
+_ONE_PROGRAM_REGISTERS = 255
 # Programs a multiprocessor of few rows whose cache is in fp8.
 _FEW_ROWS_PROGRAMS = 3
-# Two warps are taken where this many times the rows leave multiprocessors without a program: of groups with
-# many heads or where queries are normed, and of others; and half tiles.
-_TWO_WARPS, _TWO_WARPS_FEW_HEADS, _HALF_TILES = 4, 16, 8
 # Queries that an item may have, by how many rows of a slot it takes (`rows_per_item`). Two tiles of the
 # matrix units are as many as four warps hold results of beside the tiles of K; for four rows or fewer.
 _MOST_QUERIES = {8: _ONE_TILE_GROUP, 4: 2 * _ONE_TILE_GROUP, 2: 2 * _ONE_TILE_GROUP}
@@ -138,32 +138,37 @@ class AttentionTuning:
         four programs a multiprocessor by 8 KV heads and 1,152 tokens (38 rows: 50.1 us with three, 48.3 with
         two; an H100 68.2 and 66.1).
 
-        `quantised`: the cache is in fp8. Many programs then take so few registers that four of them fit a
-        multiprocessor, with two tiles (an H100, 64 and 128 rows of 1,120 tokens: 58.9 and 112.5 us; with two
-        warps 60.3 and 116.5); heads that need more registers take two warps. So do few rows, of which
-        `SplitPolicy.filling` makes many programs (8 rows of 1,120 and 32,768 tokens); a single row takes
-        four.
+        Programs of very few rows take two warps where a group has many heads, or queries and keys are
+        `normed`, by sums over the warps: to join the parts of a row is then most of a program's time, and
+        takes the longer the more warps it is spread over. Microseconds with four warps and with two, of
+        heads and KV heads, rows and tokens: 64 and 8, 1 x 1,120 12.9 and 9.9, 1 x 8,256 20.9 and 19.4, 4 x
+        8,256 41.9 and 44.9; 28 and 4, 1 x 1,120 12.7 and 9.8, 8 x 1,120 17.1 and 13.6, 4 x 8,256 36.7 and
+        29.3; normed, 32 and 4, 1 x 1,120 13.5 and 10.6. A few rows of wide heads take half tiles instead (8
+        and 4 of 256, 4 x 1,120: 14.3, with whole tiles 17.4, with two warps 23.7).
 
-        Programs of very few rows take two warps: what a program does beside its tiles is then most of its
-        time, and the more so the more heads a group has, or where queries and keys are `normed`, by sums over
-        the warps. On an H200, 1,120 tokens, bf16, with four warps and with two: a row of 64 heads and 8 KV
-        heads 12.9 and 9.4 us, of 32 and 8 heads 9.8 and 9.2, of 28 and 4 heads 12.7 and 9.3, four such rows
-        20.0 and 12.2; a normed row of 32 and 4 heads 13.5 and 10.1.
+        `quantised`: the cache is in fp8. Few rows, of which `SplitPolicy.filling` makes many programs, take
+        two warps (4 x 8,256 tokens, 32 and 8 heads: 29.0, with two tiles on their way 30.5, with four warps
+        37.2), but for a single row of few heads (10.0 and 10.9). Many programs take so few registers that
+        four of them fit a multiprocessor, with two tiles (an H100, 64 and 128 rows of 1,120 tokens: 58.9 and
+        112.5 us; with two warps 60.3 and 116.5); heads that need more registers take two warps.
         """
+        group, wide = heads.group, heads.dim > _WIDE_HEAD
+        heavy = normed or group > _SMALL_GROUP
         if quantised and few_rows(rows, heads.kv_heads, multiprocessors):
-            return cls(warps=2 if rows > 1 else 4, stages=2)
-        group = heads.heads // heads.kv_heads
+            return cls(warps=2) if rows > 1 or heavy else cls(stages=2)
         least = _MANY_PROGRAMS_OF_CODES if quantised else _MANY_PROGRAMS
         many = rows * heads.kv_heads >= least * multiprocessors
         if quantised and many:
-            if heads.dim <= _WIDE_HEAD and group <= _ONE_TILE_GROUP:
+            if not wide and group <= _ONE_TILE_GROUP:
                 return cls(stages=2, registers=_FOUR_PROGRAMS_REGISTERS)
             return cls(warps=2, stages=2)
-        several = normed or group > _SMALL_GROUP
-        least = _TWO_WARPS if several else _TWO_WARPS_FEW_HEADS
-        if heads.dim <= _WIDE_HEAD and few_rows(least * rows, heads.kv_heads, multiprocessors):
-            half = few_rows(_HALF_TILES * rows, heads.kv_heads, multiprocessors)
-            return cls(warps=2, tile=TILE // 2 if half else TILE)
+        # Of few KV heads a row has as many more parts.
+        times = 4 if normed or heads.kv_heads <= _FEW_KV_HEADS else 8
+        very_few = few_rows(times * rows, heads.kv_heads, multiprocessors)
+        if very_few and wide:
+            return cls(tile=TILE // 2 if rows > 1 else TILE)
+        if very_few and heavy:
+            return cls(warps=2)
         return cls(stages=2 if many and 1 < group <= _SMALL_GROUP and heads.dim >= _WIDE_HEAD else 3)
 
     @classmethod
@@ -176,19 +181,26 @@ class AttentionTuning:
         41.3 and 44.4, 81.7 and 76.2, 149.7 and 147.6 us; 32 queries 20.7 and 29, 42.7 and 55, 95 and 81.4,
         160 and 157).
 
-        A cache of codes takes two tiles, and more registers for 32 queries; wide heads take twice the warps
-        for 32 queries and for codes, of which four warps would spill: by what the compiler reports (Triton
-        3.6, Hopper), not by measurements.
+        A cache of codes: registers for as many programs as there are for a multiprocessor, one of eight warps
+        where that is one (four rows of 1, 8, 32 and 64 slots: 10.1, 16.5, 33.3 and 57.5 us; with registers
+        for four programs and two tiles 11.8, 18.0, 43.0 and 57.5). Wide heads take twice the warps for 32
+        queries and for codes, of which four warps would spill, by what the compiler reports (Triton 3.6,
+        Hopper), not by measurements.
         """
         one_tile = rows_per_item * heads.group <= _ONE_TILE_GROUP
         if heads.dim > _WIDE_HEAD and (quantised or not one_tile):
             return cls(warps=8, stages=2, registers=_FOUR_PROGRAMS_REGISTERS if one_tile else None)
+        programs = slots * heads.kv_heads / multiprocessors
         if quantised:
-            return cls(
-                stages=2, registers=_FOUR_PROGRAMS_REGISTERS if one_tile else _THREE_PROGRAMS_REGISTERS
-            )
-        if slots * heads.kv_heads < _MANY_PROGRAMS * multiprocessors:
-            return cls(stages=3)
+            if few_rows(8 * slots, heads.kv_heads, multiprocessors):
+                return cls(warps=8, registers=_ONE_PROGRAM_REGISTERS)
+            if 1 < programs <= _MANY_PROGRAMS:
+                return cls()
+            if programs <= _FEW_ROWS_PROGRAMS:
+                return cls(registers=_THREE_PROGRAMS_REGISTERS)
+            return cls(stages=2, registers=_FOUR_PROGRAMS_REGISTERS)
+        if programs < _MANY_PROGRAMS:
+            return cls()
         return cls(stages=2, registers=_FOUR_PROGRAMS_REGISTERS if heads.dim <= _WIDE_HEAD else None)
 
 
@@ -219,7 +231,8 @@ class SplitPolicy:
         tokens 15.3 in place of 17.1; 32 rows of 1,120 would take 36.8 in place of 34.7. `resident`: programs
         that a multiprocessor runs at once.
         """
-        programs = _FEW_ROWS_PROGRAMS if quantised and few_rows(rows, kv_heads, multiprocessors) else 1
+        few = quantised and few_rows(rows, kv_heads, multiprocessors)
+        programs = min(_FEW_ROWS_PROGRAMS, resident) if few else 1
         return cls(
             wanted=max(1, programs * multiprocessors // kv_heads),
             wave=max(1, resident * multiprocessors // kv_heads),

@@ -143,13 +143,23 @@ def test_two_tiles_of_queries_leave_room_for_four_programs_where_there_are_many(
     few, many = (AttentionTuning.of_slots(llama, slots, 8, 132) for slots in (32, 64))
     assert (few.stages, few.resident, many.stages, many.resident) == (3, 3, 2, 4)
     assert [AttentionTuning(stages=stages, tile=TILE // 2).resident for stages in (3, 4, 5)] == [4, 4, 3]
-    assert AttentionTuning.of_slots(llama, 64, 8, 132, quantised=True).resident == 3
     assert AttentionTuning.of_slots(llama, 64, 4, 132) == many
-    assert AttentionTuning.of_slots(llama, 64, 4, 132, quantised=True).resident == 4
     assert AttentionTuning.of_slots(wide, 1, 4, 132).warps == 8
     one_tile = Heads(8, 4, 256, 0.1, 1e-5)
     assert AttentionTuning.of_slots(one_tile, 8, 4, 132, quantised=True) == AttentionTuning(8, 2, 128)
-    assert AttentionTuning.of_slots(one_tile, 8, 4, 132) == AttentionTuning.of(one_tile, 8, 132)
+    assert AttentionTuning.of_slots(one_tile, 8, 4, 132) == AttentionTuning()
+
+
+@pytest.mark.parametrize(
+    ("slots", "programs"), [(1, 1), (2, 1), (3, 3), (16, 3), (17, 3), (33, 3), (49, 3), (50, 4)]
+)
+def test_codes_have_registers_for_as_many_programs_as_there_are(slots: int, programs: int) -> None:
+    llama = Heads(32, 8, 128, 0.1, 1e-5)
+    for per_item in (4, 8):
+        tuning = AttentionTuning.of_slots(llama, slots, per_item, 132, quantised=True)
+        assert tuning.resident == programs
+        wanted = SplitPolicy.filling(132, 8, slots, tuning.resident, quantised=True).wanted
+        assert wanted == (132 * programs // 8 if slots <= 16 else 16)
 
 
 HALVES = [torch.bfloat16, torch.float16]
