@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
 
 DEADLINE_S = 2.0
-# Of logits in float32 on a GPU and on a CPU. A round draws 15,000 tokens; of the first seven rounds two had a
-# token that led by less: 1.08e-5 and 8.2e-6.
+# Of logits in float32 on a GPU and on a CPU. Of 100,000 tokens two led by less: 1.08e-5 and 8.2e-6.
 ROUNDING = 5e-5
 ROUNDS = 20
 WORKER = (*own_engine.program(failing_exchange.__name__), "worker")
@@ -253,7 +252,7 @@ async def test_an_exchange_that_fails_on_gpus(model: Path, on_gpus: Loose, numbe
     async with on_gpus.cluster.stub() as stub:
         # A worker's first prompts may compile for seconds, in which the victim's streams would end.
         await asyncio.gather(*(stream.run(stub, 30) for stream in asked(10, seed=f"first {number}")))
-        found = await on_both(on_gpus, stub, f"round {number}", tokens=20, most=1500)
+        found = await on_both(on_gpus, stub, f"round {number}", tokens=20, most=900)
         began = time.monotonic()
         os.kill(engine_pid, (NEVER, LATE)[number % 2])
         gone_s = await gone_after_s(on_gpus, engine_pid, 2 * DEADLINE_S + 10, found.streams)
