@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bench.case import FIRST, DecodeCase
+from bench.case import DecodeCase
 from bench.decode.engine import DecodeEngine
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 Launch = Callable[[], None]
 # Parts of a step that are no products.
 _OTHERS = ("attention", "front", "exchange")
-# Tokens a sequence, on average, by which the whole batch has joined.
-_JOINED = 16
 
 
 def launches(engine: DecodeEngine, case: DecodeCase) -> dict[str, Launch]:
@@ -139,20 +137,21 @@ def _sums(rank: Model, nodes: RankExchange, rows: int) -> Launch:
 
 
 def split_cost(
-    engine: DecodeEngine, case: DecodeCase, microseconds: Callable[[Launch], float]
+    engine: DecodeEngine, case: DecodeCase, microseconds: Callable[[Launch], float], joined: int = 16
 ) -> dict[str, float]:
-    """What dividing the model costs, in milliseconds; without sequences in the loop.
+    """The cost of dividing the model, in milliseconds; without sequences in the loop.
 
     all_devices_ms    a step without attention on all devices
     alone_ms          on the first alone, which waits for no other
-    attention_ms      the first device's attention, of sequences of the case's context and a few tokens more
+    attention_ms      the first device's attention, over the case's context and `joined` tokens more on average, by
+                      which the whole batch has joined
     exchange_ms       see `exchange_us`
     """
     loop: GraphDecodeLoop = engine.loop  # type: ignore[assignment]
     assert loop.group is not None
-    wanted = loop.tokens_decoded + case.batch * _JOINED
+    wanted = loop.tokens_decoded + case.batch * joined
     for index in range(case.batch):
-        engine.admit(case, index, 2 * FIRST)
+        engine.admit(case, index, 4 * joined)
     engine.turn_until(lambda: loop.tokens_decoded >= wanted)
     engine.drain()
     with loop.group.solo():

@@ -142,18 +142,16 @@ def test_text_that_repeats_itself(
     assert found["drafts_a_step"] <= rows - 1
 
 
-def test_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_devices() -> None:
     """Each reads its part, and the model's blocks are those of all heads; what dividing it costs is measured
     without a trace."""
-    monkeypatch.setattr(budget, "_JOINED", 2)
-    monkeypatch.setattr(budget, "FIRST", 3)
     case = replace(tiny(2, context=20), tensor_parallel=2)
     engine = DecodeEngine(case, EngineSize(2, 40), Front, device="cpu", interpreted=True, group=TurnGroup)
     keys = [engine.admit(case, index, 4) for index in range(2)]
     assert len(keys) == 2
     engine.turn_until(lambda: engine.loop.tokens_decoded >= 6)
     engine.empty()
-    cost = budget.split_cost(engine, case, once)
+    cost = budget.split_cost(engine, case, once, joined=2)
     assert set(cost) == {"all_devices_ms", "alone_ms", "attention_ms", "exchange_ms"}
     accounting_is_consistent(engine)
     engine.close()

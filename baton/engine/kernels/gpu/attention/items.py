@@ -148,7 +148,7 @@ class AttentionTuning:
 
         `quantised`: the cache is in fp8. Few rows, of which `SplitPolicy.filling` makes many programs, take
         two warps (4 x 8,256 tokens, 32 and 8 heads: 29.0, with two tiles on their way 30.5, with four warps
-        37.2), but for a single row of few heads (10.0 and 10.9). Many programs take so few registers that
+        37.2), except a single row of few heads (10.0 and 10.9). Many programs take so few registers that
         four of them fit a multiprocessor, with two tiles (an H100, 64 and 128 rows of 1,120 tokens: 58.9 and
         112.5 us; with two warps 60.3 and 116.5); heads that need more registers take two warps.
         """
