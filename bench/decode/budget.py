@@ -143,8 +143,8 @@ def split_cost(
 
     all_devices_ms    a step without attention on all devices
     alone_ms          on the first alone, which waits for no other
-    attention_ms      the first device's attention, over the case's context and `joined` tokens more on average, by
-                      which the whole batch has joined
+    attention_ms      the first device's attention, over the case's context and `joined` tokens more on
+                      average, by which the whole batch has joined
     exchange_ms       see `exchange_us`
     """
     loop: GraphDecodeLoop = engine.loop  # type: ignore[assignment]
