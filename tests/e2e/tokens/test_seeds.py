@@ -154,13 +154,13 @@ async def test_a_seed_that_was_not_given_is_reported_and_draws_the_same_again(cl
     prompt = make_prompt(random.Random(7))
     reported: dict[int, list[int]] = {}
     async with cluster.stub() as stub:
-        for _ in range(4):
-            answer = await cluster.generate(stub, prompt, max_tokens=MAX_TOKENS, ignore_eos=True)
+        fields: dict[str, Any] = {"max_tokens": MAX_TOKENS, "ignore_eos": True}
+        for answer in await asyncio.gather(*(cluster.generate(stub, prompt, **fields) for _ in range(4))):
             assert answer.last is not None
             reported[answer.last.trace.seed] = answer.token_ids
         assert len(reported) == len({tuple(output) for output in reported.values()}) == 4
         for seed, output in reported.items():
-            again = await cluster.generate(stub, prompt, seed=seed, max_tokens=MAX_TOKENS, ignore_eos=True)
+            again = await cluster.generate(stub, prompt, seed=seed, **fields)
             assert again.token_ids == output
             assert again.last is not None
             assert again.last.trace.seed == seed
