@@ -1,4 +1,4 @@
-"""Parametrisations of which `make test` runs a part; the other cases are marked `slow`."""
+"""Tests and parametrisations of which `make test` runs a part; the other cases are marked `slow`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ import pytest
 
 if TYPE_CHECKING:
     from _pytest.mark.structures import ParameterSet
+
+
+# Of a test that compares a rule's effect with what happens without the rule: the latter, which shows that the
+# test can fail, in `make prove` alone. Its argument is `ablated`.
+WITHOUT_THE_RULE = pytest.mark.parametrize(
+    "ablated", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["rule", "with and without"]
+)
 
 
 def one_in(count: int, cases: Sequence[object]) -> list[object]:

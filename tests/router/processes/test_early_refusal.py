@@ -14,11 +14,13 @@ from services.router.workers.recent_work import Turnover
 from tests.router.placement.modelled_cluster import Served
 from tests.router.placement.test_mixed_prompts import MIXED, SHORT, in_time, let_in, served
 from tests.router.processes.modelled_processes import SECONDS, TwoProcesses, serve
+from tests.support.fewer import WITHOUT_THE_RULE
 
 
+@WITHOUT_THE_RULE
 @pytest.mark.parametrize("first_share", [pytest.param(0.5, marks=pytest.mark.slow), 0.25])
 def test_early_refusal_counts_what_waits_in_the_other_process(
-    first_share: float, monkeypatch: pytest.MonkeyPatch
+    first_share: float, monkeypatch: pytest.MonkeyPatch, ablated: bool
 ) -> None:
     """Twice what one prefill worker sustains. By its own queue each process would let in twice as many as are
     served in time, and refuse them when they are late."""
@@ -34,11 +36,14 @@ def test_early_refusal_counts_what_waits_in_the_other_process(
     assert len(accepted) >= 0.9 * sustained * SECONDS
     refused = sorted(one.refused_s for one in found if one.refused_s is not None)
     assert refused[int(0.96 * len(refused))] == 0, "at once"
+    if not ablated:
+        return
     monkeypatch.setattr(SiblingView, "queued", Queued())
     assert sum(one.meets(slo) for one in let_in_and_refused()) < 0.6 * len(accepted)
 
 
-def test_slots_that_the_other_process_releases_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@WITHOUT_THE_RULE
+def test_slots_that_the_other_process_releases_count(monkeypatch: pytest.MonkeyPatch, ablated: bool) -> None:
     """A process that has a tenth of the requests sees few of them end, where they wait for decode; it refuses
     no more of them than the other one does."""
 
@@ -48,13 +53,17 @@ def test_slots_that_the_other_process_releases_count(monkeypatch: pytest.MonkeyP
 
     first, second = accepted()
     assert first >= 0.9 * second
+    if not ablated:
+        return
     monkeypatch.setattr(Turnover, "per_second", property(lambda turnover: turnover.own))
     first, second = accepted()
     assert first <= 0.6 * second
 
 
+@WITHOUT_THE_RULE
 def test_short_prompts_are_not_refused_for_long_ones_of_the_other_process(
     monkeypatch: pytest.MonkeyPatch,
+    ablated: bool,
 ) -> None:
     """The rate is one that the worker sustains, where one process refuses none either. If prompts of the
     other process all went first, short ones would wait in the queue for a long one to end."""
@@ -65,6 +74,8 @@ def test_short_prompts_are_not_refused_for_long_ones_of_the_other_process(
     found = of_two_processes()
     assert in_time(MIXED, found) >= 0.98
     assert in_time(MIXED, let_in(found)) == 1
+    if not ablated:
+        return
     monkeypatch.setattr(backlog, "prompts_of", as_one_short_prompt)
     short = [(tokens, one) for tokens, one in of_two_processes() if tokens == SHORT]
     assert in_time(MIXED, short) < 0.9

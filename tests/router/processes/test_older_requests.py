@@ -10,6 +10,7 @@ from services.router.request.slo import Slo
 from services.router.workers.other_claims import SiblingCounts
 from services.router.workers.recent_mean import RecentMean
 from tests.router.processes.modelled_processes import serve
+from tests.support.fewer import WITHOUT_THE_RULE
 
 
 def shares(
@@ -21,6 +22,7 @@ def shares(
     return first, second
 
 
+@WITHOUT_THE_RULE
 @pytest.mark.parametrize(
     ("roles", "rate", "tpot_s"),
     [
@@ -30,22 +32,29 @@ def shares(
     ids=["room-of-decode", "room-of-prefill"],
 )
 def test_a_process_with_fewer_requests_does_not_starve(
-    roles: tuple[str, ...], rate: float, tpot_s: float, monkeypatch: pytest.MonkeyPatch
+    roles: tuple[str, ...], rate: float, tpot_s: float, monkeypatch: pytest.MonkeyPatch, ablated: bool
 ) -> None:
     """Room appears where a request ends: the process with most requests sees it first, and there others wait,
     too. Whichever process a client has reached, its requests are in time."""
     slo = Slo(0.5, tpot_s)
     found = shares(roles, rate, slo, 0.7)
     assert min(found) >= 0.88, found
+    if not ablated:
+        return
     monkeypatch.setattr(SiblingCounts, "waiting_before", lambda counts, precedence: 0)
     assert min(shares(roles, rate, slo, 0.7)) < min(found) - 0.05
 
 
-def test_a_process_that_predicts_longer_steps_does_not_starve(monkeypatch: pytest.MonkeyPatch) -> None:
+@WITHOUT_THE_RULE
+def test_a_process_that_predicts_longer_steps_does_not_starve(
+    monkeypatch: pytest.MonkeyPatch, ablated: bool
+) -> None:
     """The process sees no room where the other one does, places little, and by itself would learn little of
     what tokens take now."""
     unequal = partial(shares, ("prefill", "decode"), 34, Slo(0.5, 0.008), 0.2, 1.03)
     found = unequal()
     assert min(found) >= 0.88, found
+    if not ablated:
+        return
     monkeypatch.setattr(RecentMean, "take", lambda mean, sibling, reported: None)
     assert min(unequal()) < min(found) - 0.1
