@@ -108,9 +108,17 @@ def _docstrings(node: ast.Module | ast.ClassDef, inside: str) -> Iterator[tuple[
             yield name, text
 
 
+# Nodes that may have definitions within them.
+_STATEMENTS = ast.stmt, ast.excepthandler, ast.match_case
+
+
 def _all_docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Docstrings of a module and of all that it defines, at any depth, with the lines of their owners."""
-    for node in ast.walk(tree):
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        # Nothing within an expression has a docstring, and most of a tree are expressions.
+        todo += [one for one in ast.iter_child_nodes(node) if isinstance(one, _STATEMENTS)]
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if text := ast.get_docstring(node):
