@@ -8,7 +8,7 @@
 # PROCESSES is how many run tests at once. Without PARTs all of one GPU run, in this order, proofs before the figures
 # that rest on them. Others run where they are named: `wide`, `products-each`, `drafts-attention`, `drafts-oracle`,
 # `drafts-served`, `attention-normed`, `attention-codes`, `experts-budget`, `experts-tiles`, `experts-more`,
-# `experts-served`, `gpus-tables`, and of two GPUs of one host `gpus-faults`, `gpus` and `gpus-steps`.
+# `experts-served`, `gpus-tables`, and of two GPUs of one host `gpus-faults`, `gpus`, `gpus-served`, `gpus-steps`.
 # `gpu_session.sh` has what half an hour on two GPUs is for.
 set -uo pipefail
 
@@ -217,6 +217,12 @@ if wants gpus; then
         tests/worker/engine/test_divided_steps.py'
     run gpus-exchange 120 bash -c 'test_on_gpus tests/engine/parallel/test_gpus_exchange.py \
         tests/engine/parallel/test_gpus_calls.py'
+fi
+# A worker of both on two GPUs whose model one does not hold: rates around its highest, then three minutes at 0.8 of it.
+if wants gpus-served; then
+    run gpus-served 440 python -m bench.goodput points --shape llama-3.1-70b --dtype bf16 --ttft 2000 --seconds 25 \
+        --arm 'tp2=both --tensor-parallel 2 --log-level info' --points 1k-256:30:1.8,2.2 --points 1k-256:30:1.6:180 \
+        --seed 60000 --out "$out/gpus-served.jsonl"
 fi
 if wants gpus-steps; then
     export CUDA_MODULE_LOADING=EAGER
