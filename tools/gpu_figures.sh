@@ -208,7 +208,7 @@ if wants gpus-tables; then
     table llama-3.1-70b --tensor-parallel 2
 fi
 if wants gpus-faults; then
-    run gpus-faults 500 bash -c 'test_on_gpus tests/e2e/faults/test_failing_exchange.py'
+    run gpus-faults 420 bash -c 'test_on_gpus tests/e2e/faults/test_failing_exchange.py'
 fi
 if wants gpus; then
     run gpus-links 200 bash -c 'test_on_gpus tests/worker/engine/test_gpus_links.py tests/engine/memory'

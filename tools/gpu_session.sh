@@ -3,13 +3,11 @@
 #
 #     tools/gpu_session.sh NUMBER OUT [SECONDS]
 #
-#     1   GPU 0: attention's tunings over KV in fp8; a mixture in bf16 and fp8, tiles and tunings of its products
-#         GPU 1: every format gives numbers; tests of experts, links and clusters, and those that run alone
-#     2   GPU 0: steps with drafts, drafts of text, and a cluster that decides about them
-#         GPU 1: all other tests of one GPU
-#     3   both: exchanges that fail, twenty times; as time is left handoffs, tokens and prompts of workers of two GPUs
+#     1   both: exchanges that fail, twenty times; then GPU 0: steps with drafts; GPU 1: numbers of every format
+#     2   both: a model that one GPU does not hold, served; then GPU 0: tiles of experts; GPU 1: mixed steps of a mixture
+#     3   GPU 0: drafts of text, tunings of experts; GPU 1: all other tests of one GPU
 #
-# One GPU alone (GPUS=1; unset, as many as the machine has) has 1: those tests; 2: all figures; 3: the other tests.
+# One GPU alone (GPUS=1; unset, as many as the machine has) has 1: tests; 2: all figures; 3: the other tests.
 #
 # SECONDS (560): in which all parts are over, but for 20 s. What they found is printed at the end, in less than 12,000
 # characters; OUT gets all logs in one archive, and the tables that were completed, which the next call on the same
@@ -17,6 +15,7 @@
 set -uo pipefail
 
 number=$1 out=$2 seconds=${3:-560}
+ends=$((SECONDS + seconds))
 here=$(dirname "$0")
 logs=$(mktemp -d)
 tables=baton/engine/gemm_dispatch/tables kept=${XDG_CACHE_HOME:-$HOME/.cache}/baton/session-tables
@@ -47,17 +46,19 @@ case $((gpus > 1 ? 2 : 1))-$number in
     ;;
 1-3) parts tests 0 "$seconds" tests-engine ;;
 2-1)
-    # shellcheck disable=SC2086
-    parts figures 0 "$seconds" $experts &
-    # shellcheck disable=SC2086
-    parts tests 1 "$seconds" $tests &
+    parts both 0,1 "$seconds" gpus-faults
+    parts figures 0 $((ends - SECONDS)) drafts-rows drafts-rows-fp8 &
+    parts tests 1 $((ends - SECONDS)) numbers wide &
     ;;
 2-2)
-    # shellcheck disable=SC2086
-    parts figures 0 "$seconds" $drafts &
+    parts both 0,1 "$seconds" gpus-served
+    parts figures 0 $((ends - SECONDS)) experts-tiles &
+    parts tests 1 $((ends - SECONDS)) experts-more &
+    ;;
+2-3)
+    parts figures 0 "$seconds" drafts-oracle drafts-text experts-tunings &
     parts tests 1 "$seconds" tests-engine &
     ;;
-2-3) parts gpus 0,1 "$seconds" gpus-faults gpus & ;;
 *)
     echo "there is no call $number" >&2
     exit 2
