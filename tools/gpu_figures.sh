@@ -8,7 +8,8 @@
 # PROCESSES is how many run tests at once. Without PARTs all of one GPU run, in this order, proofs before the figures
 # that rest on them. Others run where they are named: `wide`, `products-each`, `drafts-attention`, `drafts-oracle`,
 # `drafts-served`, `attention-normed`, `attention-codes`, `experts-budget`, `experts-tiles`, `experts-more`,
-# `experts-served`, `gpus-tables`, and of two GPUs of one host `gpus-faults`, `gpus`, `gpus-served`, `gpus-steps`.
+# `experts-served`, `gpus-tables`, and of two GPUs of one host `gpus-faults`, `gpus`, `gpus-served`, `experts-goodput`
+# and `gpus-steps`.
 # `gpu_session.sh` has what half an hour on two GPUs is for.
 set -uo pipefail
 
@@ -223,6 +224,12 @@ if wants gpus-served; then
     run gpus-served 440 python -m bench.goodput points --shape llama-3.1-70b --dtype bf16 --ttft 2000 --seconds 25 \
         --arm 'tp2=both --tensor-parallel 2 --log-level info' --points 1k-256:30:1.8,2.2 --points 1k-256:30:1.6:180 \
         --seed 60000 --out "$out/gpus-served.jsonl"
+fi
+# A mixture on a pair, at rates around where a decode worker's steps of 70 sequences take 12 ms.
+if wants experts-goodput; then
+    run experts-goodput 300 python -m bench.goodput points "${mixture[@]}" --dtype bf16 --ttft 1000 --seconds 40 --unstated \
+        --arm 'fp8=1p1d --quantization fp8 --kv-dtype fp8' --points 1k-256:12:9.5,11,12.5 --seed 61000 --processes 2 \
+        --out "$out/experts-goodput.jsonl"
 fi
 if wants gpus-steps; then
     export CUDA_MODULE_LOADING=EAGER

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Half an hour on one or two GPUs of one host, in three calls of less than ten minutes, for what has not run on GPUs:
+# Calls of less than ten minutes on one or two GPUs of one host, for what has not run on GPUs:
 #
 #     tools/gpu_session.sh NUMBER OUT [SECONDS]
 #
 #     1   both: exchanges that fail, twenty times; then GPU 0: steps with drafts; GPU 1: numbers of every format
 #     2   both: a model that one GPU does not hold, served; then GPU 0: tiles of experts; GPU 1: mixed steps of a mixture
 #     3   GPU 0: drafts of text, tunings of experts; GPU 1: all other tests of one GPU
+#     4   both: goodput of a mixture; then GPU 0: its steps and prompts; GPU 1: every tuning of attention over codes
 #
 # One GPU alone (GPUS=1; unset, as many as the machine has) has 1: tests; 2: all figures; 3: the other tests.
 #
@@ -58,6 +59,11 @@ case $((gpus > 1 ? 2 : 1))-$number in
 2-3)
     parts figures 0 "$seconds" drafts-oracle drafts-text experts-tunings &
     parts tests 1 "$seconds" tests-engine &
+    ;;
+2-4)
+    parts both 0,1 "$seconds" experts-goodput
+    parts figures 0 $((ends - SECONDS)) experts-bf16 &
+    parts tests 1 $((ends - SECONDS)) attention-codes &
     ;;
 *)
     echo "there is no call $number" >&2

@@ -48,7 +48,7 @@ OF_FIGURES = (
     "numbers wide products-each drafts-exact drafts-rows drafts-rows-fp8 drafts-attention drafts-text"
     " drafts-oracle drafts-served table attention-normed steps experts-exact experts-tokens experts"
     " experts-tunings experts-budget experts-more experts-served tests gpus-tables gpus-faults gpus"
-    " gpus-served gpus-steps"
+    " gpus-served experts-goodput gpus-steps"
 )
 
 
@@ -143,6 +143,7 @@ def test_every_part_of_one_gpu_and_of_two(tmp_path: Path, parse: Callable[[list[
     [
         ("1", "1", {"0"}), ("1", "2", {"0"}), ("1", "3", {"0"}),
         ("2", "1", {"0,1", "0", "1"}), ("2", "2", {"0,1", "0", "1"}), ("2", "3", {"0", "1"}),
+        ("2", "4", {"0,1", "0", "1"}),
     ],
 )  # fmt: skip
 def test_the_calls_of_a_session(
