@@ -18,10 +18,8 @@ from dataclasses import dataclass, field
 
 from baton.base.process_stat import is_running
 from baton.v1.admin_pb2 import WorkerState, WorkerStatus
-from tests.e2e.support.cluster import Cluster, eventually
+from tests.e2e.support.cluster import AGAIN_S, Cluster, eventually
 
-# From a kill until the worker serves again, where the others go on working on the same two cores.
-AGAIN_S = 60.0
 _GONE_S = 10.0
 _POLL_S = 0.05
 _STOP_S = (0.1, 0.5)

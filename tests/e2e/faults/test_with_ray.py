@@ -16,6 +16,7 @@ import pytest
 
 from baton.base.process_stat import is_running
 from tests.e2e.support.cluster import (
+    AGAIN_S,
     BATON,
     CLUSTER_SECRET,
     Cluster,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 PROMPT = list(range(3, 60))
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
-AGAIN_S = 30.0
 # Processes of Ray: its reaper, control store, node, the two agents of a node, and an actor for each worker.
 OF_RAY = 7
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from baton.v1.admin_pb2 import WorkerState
+from tests.e2e.support.cluster import AGAIN_S
 from tests.e2e.support.workers import Loose, Worker
 
-# A worker starts beside the others' work on the same two cores.
-AGAIN_S = 60.0
 # How long a fault lasts that the router must notice: longer than the 3 s within which it has to.
 _LONG_S = (4.5, 6.0)
 # And one that it must ride out.

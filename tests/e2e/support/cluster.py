@@ -45,6 +45,8 @@ if TYPE_CHECKING:  # the class is in the stub file only
 
 START_S = 90.0
 STOP_S = 35.0
+# From a kill until the worker serves again, where others work on the same two cores.
+AGAIN_S = 60.0
 MODEL = "test-model"
 # The secret of every cluster and single worker here, so that a test can call a worker itself.
 CLUSTER_SECRET = "the secret of a test's cluster"
