@@ -20,6 +20,7 @@ with each tuning, and with items of 2, 4 and 8 rows. `of_plain`: the time, of th
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.model_spec.layout import CacheGroup, Layout, key_value_planes
 from bench.options import numbers, program_parser, show
-from bench.shapes import SHAPES, Precision
+from bench.shapes import SHAPES, Precision, Shape
 
 if TYPE_CHECKING:
     from baton.engine.kernels.gpu.attention.items import AttentionTuning, Heads, Items, SplitPolicy
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
 _RUNS = "1x1024,8x1024,64x1024,256x1024,32x8192"
 _ROWS_RUNS = "1x1024,8x1024,32x1024,64x1024,1x8192,8x8192,32x8192,64x8192"
 _BLOCK_TOKENS = 64
-# So that a few rows' keys and values are read from memory, not from the GPU's cache.
-_LAYERS = 8
+# Layers, so many that keys and values of all of them are several times what the GPU's cache holds, as a step
+# finds them: it has read the weights meanwhile. Some more do not change what a layer takes.
+_LEAST_LAYERS, _MOST_LAYERS, _READ_BYTES = 8, 64, 2e8
 # Of a GPU that is not there.
 _MULTIPROCESSORS = 4
 
@@ -107,6 +109,13 @@ def tunings(
     ]
 
 
+def _layers(shape: str, precision: Precision, tokens: int) -> int:
+    """The number of layers over which a run of so many tokens of context is measured."""
+    one = Shape({**SHAPES[shape].config, "num_hidden_layers": 1})
+    layer_bytes = tokens * one.kv_elements() * one.kv_element_bytes(precision)
+    return min(_MOST_LAYERS, max(_LEAST_LAYERS, math.ceil(_READ_BYTES / layer_bytes)))
+
+
 class PlainRun:
     """One run's tensors, of random numbers; blocks dealt out shuffled."""
 
@@ -118,18 +127,18 @@ class PlainRun:
         context: int,
         device: str,
         cut: tuple[int, int] | None = None,
-        layers: int = _LAYERS,
+        layers: int | None = None,
     ) -> None:
         """`cut`: as many programs for each multiprocessor, and tokens of each, at least; None: as a worker
-        cuts rows."""
+        cuts rows. `layers`: None: as many as are measured."""
         import torch
 
         from baton.engine.decode.gpu_pass import DecodePass, PassOptions
         from baton.engine.kernels.gpu.attention.items import SplitPolicy
         from baton.engine.memory.kv_cache import KVCache
         from bench.engine_driver import random_model, randomize
-        from bench.shapes import Shape
 
+        layers = layers or _layers(shape, precision, rows * context)
         small = {"num_hidden_layers": layers, "vocab_size": 512, "intermediate_size": 256, "eos_token_id": 0}
         reduced = Shape({**SHAPES[shape].config, **small})
         model = random_model(reduced, precision, context, _BLOCK_TOKENS, device)
@@ -209,15 +218,16 @@ class RowsRun:
         context: int,
         device: str,
         cut: tuple[int, int] | None = None,
-        layers: int = _LAYERS,
+        layers: int | None = None,
     ) -> None:
-        """`cut`: as for `PlainRun`."""
+        """`cut`, `layers`: as for `PlainRun`."""
         import torch
 
         from baton.engine.memory.kv_cache import KVCache
         from bench.engine_driver import randomize
 
         self.cut = cut
+        layers = layers or _layers(shape, precision, sequences * context)
         config = SHAPES[shape].config
         kv_heads, dim = config["num_key_value_heads"], config["head_dim"]
         self.heads = _heads(config["num_attention_heads"], kv_heads, dim)
