@@ -160,8 +160,8 @@ class EngineConfig(StrictModel):
         "guess the next tokens of an output, so that one decode step may give several; in mode `exact` the "
         "tokens are the same either way. lookup: by looking the last ones up in the sequence's own text and "
         "in the request's `prediction` "
-        "([0073](decisions/0073-drafts-are-accepted-by-the-engines-own-draw.md)); auto: the same, as far as "
-        "right guesses pay for what guesses cost; table: by what followed them in the tenant's earlier "
+        "([0073](decisions/0073-drafts-are-accepted-by-the-engines-own-draw.md)); auto: there and in the "
+        "tenant's earlier outputs, as far as right guesses pay for what guesses cost; table: by what followed them in the tenant's earlier "
         "outputs alone, for measurements; off: one token a step",
         flag=True,
     )
@@ -184,7 +184,7 @@ class EngineConfig(StrictModel):
         None,
         "device memory of a table of how a tenant's earlier outputs went on, which guesses are looked up in "
         "too, where `engine.speculation` is on ([0080](decisions/0080-a-table-of-outputs-by-tenant.md)); 0: "
-        f"none; unset: {_TABLE_MB} with `table`, else none",
+        f"none; unset: {_TABLE_MB} with `auto` and `table`, else none",
         who="experts",
     )
     chunk_tokens: PositiveInt | None = setting(
@@ -286,7 +286,7 @@ class EngineConfig(StrictModel):
     @property
     def lookahead_table_bytes(self) -> int:
         """Device memory of the lookahead table; 0: there is none."""
-        unset = _TABLE_MB if self.speculation == "table" else 0
+        unset = _TABLE_MB if self.speculation in ("auto", "table") else 0
         megabytes = unset if self.lookahead_table_mb is None else self.lookahead_table_mb
         return 0 if self.speculation == "off" else megabytes * 10**6
 

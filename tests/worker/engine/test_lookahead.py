@@ -158,6 +158,14 @@ def test_a_table_that_the_host_has_no_memory_for_is_refused(asker: Asker, tmp_pa
     assert lookahead_table(model, EngineConfig(lookahead_table_mb=8), memory) is None
 
 
+@pytest.mark.parametrize(
+    ("speculation", "unset", "two"), [("off", 0, 0), ("lookup", 0, 2), ("auto", 64, 2), ("table", 64, 2)]
+)
+def test_who_has_a_table(speculation: Any, unset: int, two: int) -> None:
+    sizes = [EngineConfig(speculation=speculation, lookahead_table_mb=mb) for mb in (None, 2)]
+    assert [size.lookahead_table_bytes for size in sizes] == [unset * 10**6, two * 10**6]
+
+
 @pytest.mark.parametrize("how", [{"speculation": "table"}, {"speculation": "auto", "lookahead_table_mb": 1}])
 def test_a_vocabulary_of_more_ids_than_cells_hold_is_refused(asker: Asker, how: dict[str, Any]) -> None:
     model, engine = asker.engine.model, EngineConfig(**how)
