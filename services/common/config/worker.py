@@ -161,8 +161,8 @@ class EngineConfig(StrictModel):
         "tokens are the same either way. lookup: by looking the last ones up in the sequence's own text and "
         "in the request's `prediction` "
         "([0073](decisions/0073-drafts-are-accepted-by-the-engines-own-draw.md)); auto: there and in the "
-        "tenant's earlier outputs, as far as right guesses pay for what guesses cost; table: by what followed them in the tenant's earlier "
-        "outputs alone, for measurements; off: one token a step",
+        "tenant's earlier outputs, as far as right guesses pay for what guesses cost; table: by what "
+        "followed them in the tenant's earlier outputs alone, for measurements; off: one token a step",
         flag=True,
     )
     draft_tokens: int = setting(
