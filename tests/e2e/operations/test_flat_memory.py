@@ -21,23 +21,24 @@ from tests.e2e.support.ledger import processes, resident_kib
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.flatness import Flat, Sample, growth, slope
 
-AT_ONCE = 16
 TOPOLOGIES = {"1+1": ("--prefill", "1", "--decode", "1"), "both": ("--both", "1")}
 
 
 @dataclass(frozen=True)
 class Size:
-    """The number of requests, with a sample after each `every` of them, and the memory that must be flat."""
+    """The number of requests, `at_once` side by side, with a sample after each `every` of them, and the
+    memory that must be flat."""
 
     warm_up: int
     requests: int
     every: int
     flat: Flat
+    at_once: int = 16
 
 
 FULL = Size(warm_up=5000, requests=5000, every=100, flat=Flat())
 # Too short for a small leak: one that keeps whole requests would show.
-REDUCED = Size(warm_up=150, requests=200, every=10, flat=Flat(kib_a_request=10.0, growth=0.1))
+REDUCED = Size(warm_up=150, requests=200, every=10, flat=Flat(kib_a_request=10.0, growth=0.1), at_once=32)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ async def measure(cluster: Cluster, size: Size) -> dict[str, list[Sample]]:
     dice = random.Random(23)
     async with Clients.of(cluster) as clients:
         pids = processes(cluster, await cluster.reports())
-        await clients.all(list(short_asks(dice, size.warm_up)), AT_ONCE)
+        await clients.all(list(short_asks(dice, size.warm_up)), size.at_once)
         samples: dict[str, list[Sample]] = {place: [] for place in pids}
         ended = 0
 
@@ -77,7 +78,7 @@ async def measure(cluster: Cluster, size: Size) -> dict[str, list[Sample]]:
                     samples[place].append(Sample(ended, resident_kib(pid)))
             ended += 1
 
-        await clients.all(list(short_asks(dice, size.requests + 1)), AT_ONCE, sample)
+        await clients.all(list(short_asks(dice, size.requests + 1)), size.at_once, sample)
         await assert_all_free(cluster, 5.0)
         assert processes(cluster, await cluster.reports()) == pids, "some process was started again"
     return samples
