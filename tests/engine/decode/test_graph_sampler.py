@@ -15,6 +15,7 @@ from torch import Tensor
 from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.shared_memory.mailbox import Feature
 from tests.engine.sampled_batch import Request, SampledBatch
+from tests.support.fewer import each_value_once
 from tests.support.sampling.random_sampling import (
     FEATURES,
     as_float32,
@@ -187,8 +188,7 @@ def test_top_n_sigma_keeps_to_the_last_bit_what_the_reference_keeps(
     assert max(counts) - min(counts) == 1
 
 
-@pytest.mark.parametrize("top_k", [0, 450])
-@pytest.mark.parametrize("spread", [0.3, 1e-4])
+@pytest.mark.parametrize(("spread", "top_k"), each_value_once([0.3, 1e-4], [0, 450]))
 def test_top_p_is_of_what_top_n_sigma_left(spread: float, top_k: int) -> None:
     """The rows are such that top-n-sigma drops half the probability. Where all but two tokens are nearly the
     same, those between the last bounds are enough for the search for the threshold to decide."""

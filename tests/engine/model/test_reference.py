@@ -65,13 +65,15 @@ def test_greedy_text_equals_transformers_and_varies(
         assert len(set(output)) > 5
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "case",
+    ("case", "dtype"),
     [
-        FAMILIES[0],
-        FAMILIES[9],
-        *(pytest.param(case, marks=pytest.mark.slow) for case in (*FAMILIES[4:8], FAMILIES[10], MIXTURES[3])),
+        *each_value_once([FAMILIES[0], FAMILIES[9]], DTYPES),
+        *(
+            pytest.param(case, dtype, marks=pytest.mark.slow)
+            for case in (*FAMILIES[4:8], FAMILIES[10], MIXTURES[3])
+            for dtype in DTYPES
+        ),
     ],
     ids=str,
 )

@@ -90,7 +90,14 @@ def test_steps_exchange_by_the_kernels_themselves(tmp_path: Path, name: str, mos
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("node", "late", "waits"), [(0, 0, 1), (1, 1, 0), (1, 0, 1), (4, 1, 0), (5, 1, 0)], ids=str
+    ("node", "late", "waits"),
+    [
+        (0, 0, 1),
+        (4, 1, 0),
+        (5, 1, 0),
+        *(pytest.param(*case, marks=SLOW) for case in ((1, 1, 0), (1, 0, 1))),
+    ],
+    ids=str,
 )
 def test_a_step_that_one_device_is_late_for(tmp_path: Path, node: int, late: int, waits: int) -> None:
     """The device is late at the step's begin, a sum or its end: no step is published from it on, and the

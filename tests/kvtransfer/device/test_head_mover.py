@@ -196,24 +196,37 @@ def test_a_cleared_table_moves_nothing() -> None:
     assert all(map(torch.equal, divided.parts, before))
 
 
-@pytest.mark.parametrize("gathers", [True, False])
-@pytest.mark.parametrize(("cut", "grid"), [("several", (5, 1)), ("one", (1, 1)), ("parts", (2, 3))])
+# Elements that are no whole words, and such as are; pieces and the programs that move them; both directions.
+MOVED = [
+    *itertools.product(
+        [("bfloat16", 5, 4), (FP8, 48, 2), (FP8, 48, 4)],
+        [("several", (5, 1)), ("one", (1, 1)), ("parts", (2, 3))],
+        [True, False],
+    )
+]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "dim", "count"),
-    [("bfloat16", 5, 4), (FP8, 48, 2), pytest.param(FP8, 48, 4, marks=pytest.mark.slow)],
+    ("kind", "cut", "gathers"),
+    [
+        case if n in (0, 5, 8, 7) else pytest.param(*case, marks=pytest.mark.slow)
+        for n, case in enumerate(MOVED)
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("how", [KERNEL])
 def test_the_kernel_does_as_the_reference(
-    how: str, dtype: str, dim: int, count: int, cut: str, grid: tuple[int, int], gathers: bool
+    how: str, kind: tuple[str, int, int], cut: tuple[str, tuple[int, int]], gathers: bool
 ) -> None:
     from baton.device.heads.kernel import HeadMove, move_heads
     from baton.device.heads.table import table_words, write_table
 
+    (dtype, dim, count), (pieces, grid) = kind, cut
     divided, sent = Divided(dtype, dim, count, seed=5), Divided(dtype, dim, count, seed=6)
     group = divided.group
     other = Divided(dtype, dim, count, seed=5)
     one, two = divided.heads(), other.heads(DEVICE)
-    for piece, numbers in pieces_of(cut, group.block_bytes):
+    for piece, numbers in pieces_of(pieces, group.block_bytes):
         words = range(piece.offset // 4, (piece.offset + min(group.block_bytes, piece.length)) // 4)
         places = range(8, 8 + len(numbers) * len(words), len(words))
         table = torch.zeros(table_words(4), dtype=torch.int64)

@@ -24,7 +24,7 @@ async def generate(here: Site, tokens: int, first: int) -> None:
     assert tokens_of(await here.generate(ids_request(prompt, count))) == expected(prompt, count)
 
 
-@pytest.mark.parametrize("decode", [1, 2])
+@pytest.mark.parametrize("decode", [pytest.param(1, marks=pytest.mark.slow), 2])
 async def test_a_large_request_is_not_starved_by_small_ones(site: SiteMaker, decode: int) -> None:
     """Enough clients always have a small request to take what becomes free."""
     async with site(decode=decode, slots=16, queue_timeout_s=60) as here:

@@ -54,7 +54,7 @@ def test_outputs_of_a_call_are_placed_among_ever_new_calls(outputs: int, slots: 
     raise AssertionError("some outputs still wait")
 
 
-@pytest.mark.parametrize("outputs", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("outputs", [4, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 8))])
 async def test_a_call_of_several_outputs_ends_beside_looping_calls(site: SiteMaker, outputs: int) -> None:
     """The call takes at most twice the time of as many calls one after another, counted in calls of others
     that end meanwhile."""

@@ -276,9 +276,7 @@ def alone(truth: SteppedEngine, known: dict[tuple[int, ...], list[int]], prompt:
     return known[tuple(prompt)]
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))]
-)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 60))])
 def test_every_token_is_that_of_one_engine_alone(
     tmp_path: Path, truth: SteppedEngine, outputs: dict[tuple[int, ...], list[int]], seed: int
 ) -> None:

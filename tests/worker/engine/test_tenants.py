@@ -16,7 +16,7 @@ from tests.worker.engine.test_prefix_cache import BLOCK, ask, report
     ("turns", "apart"),
     [
         (8, True),
-        (8, False),
+        pytest.param(8, False, marks=pytest.mark.slow),
         pytest.param(20, True, marks=pytest.mark.slow),
         pytest.param(20, False, marks=pytest.mark.slow),
     ],

@@ -15,12 +15,13 @@ HOSTS = (0, 40)
 
 @pytest.mark.parametrize(("groups", "host"), each_value_once([1, 2], HOSTS))
 def test_random_requests_agree_with_the_reference(groups: int, host: int) -> None:
-    drive(groups, host, requests=300)
+    drive(groups, host, requests=120)
 
 
+@pytest.mark.parametrize("requests", [120, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("host", "most_tokens"), each_value_once(HOSTS, [4, 1]))
-def test_four_rows_a_slot_agree_with_the_reference(host: int, most_tokens: int) -> None:
-    drive(1, host, requests=300, rows_per_slot=4, most_tokens=most_tokens)
+def test_four_rows_a_slot_agree_with_the_reference(host: int, most_tokens: int, requests: int) -> None:
+    drive(1, host, requests=requests, rows_per_slot=4, most_tokens=most_tokens)
 
 
 @pytest.mark.slow

@@ -11,16 +11,30 @@ from baton.engine.kernels.gpu.experts.route_rows import RouterSpace, RouterTunin
 from baton.engine.kernels.reference.experts import route
 from baton.engine.kernels.reference.row_ops import rms_norm
 from tests.engine.kernels.gpu.experts.routings import DEVICE, as_ids, counts_of, no_rows, normal
+from tests.support.fewer import each_value_once
 
 ROUTERS = [RouterTuning(), RouterTuning(rows=1, experts=4)]
+# Experts, how many a row takes, and whether their weights are normalised.
+SIZES = [(5, 1, False), (60, 4, True), (8, 8, True)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("experts", "top_k", "normalise"), [(5, 1, False), (60, 4, True), (8, 8, True)])
-@pytest.mark.parametrize("tuning", ROUTERS, ids=["tiles", "rows"])
+@pytest.mark.parametrize(
+    ("sizes", "tuning", "dtype"),
+    [
+        *each_value_once(SIZES[:2], ROUTERS, [torch.float32]),
+        *each_value_once(SIZES[1:], ROUTERS, [torch.bfloat16]),
+        *(
+            pytest.param(sizes, tuning, dtype, marks=pytest.mark.slow)
+            for sizes, dtype in ((SIZES[2], torch.float32), (SIZES[0], torch.bfloat16))
+            for tuning in ROUTERS
+        ),
+    ],
+    ids=str,
+)
 def test_the_router_is_the_references(
-    tuning: RouterTuning, experts: int, top_k: int, normalise: bool, dtype: torch.dtype
+    sizes: tuple[int, int, bool], tuning: RouterTuning, dtype: torch.dtype
 ) -> None:
+    experts, top_k, normalise = sizes
     rows, count, width = 19, 17, 100
     hidden, router = normal(rows, width, dtype=dtype), normal(experts, width, seed=1, dtype=dtype)
     norm = Norm(normal(width, seed=2, dtype=dtype), 1e-6)
