@@ -229,7 +229,7 @@ def prove_by(engines: Engines, count: int, scripts: Sequence[str]) -> str:
 
 
 def test_requests_with_every_proposer(tmp_path: Path) -> None:
-    print(prove(tmp_path, 60, PROPOSERS))
+    print(prove(tmp_path, 40, PROPOSERS))
 
 
 @pytest.mark.slow
@@ -244,7 +244,7 @@ def test_requests_in_float64(tmp_path: Path) -> None:
 
 def test_requests_over_windows_and_a_cache_in_fp8(tmp_path: Path) -> None:
     scripts, cache_dtype = ("oracle 0.1", LOOKUP), "float8_e4m3fn"
-    print(prove(tmp_path, 32, scripts, seed=4, changes=WINDOWS, cache_dtype=cache_dtype))
+    print(prove(tmp_path, 20, scripts, seed=4, changes=WINDOWS, cache_dtype=cache_dtype))
 
 
 @pytest.mark.slow

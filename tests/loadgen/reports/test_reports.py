@@ -41,13 +41,15 @@ from loadgen.reports.write import write_reports
 from tests.loadgen.builders import record, settings
 
 
-def make_run(path: Path, *, wait_s: float = 0.1, seed: int = 1, failed: int = 0, **wanted: Any) -> Run:
-    """A run of 600 requests whose first tokens take about `wait_s`."""
+def make_run(
+    path: Path, *, wait_s: float = 0.1, seed: int = 1, failed: int = 0, requests: int = 600, **wanted: Any
+) -> Run:
+    """A run whose requests' first tokens take about `wait_s`."""
     path.mkdir(parents=True)
     random = np.random.default_rng(seed)
     stages = {"queue": 0.01, "prefill": 0.05, "transfer": 0.01, "decode": 0.03}
     records: list[Record] = []
-    for n in range(600):
+    for n in range(requests):
         wait = wait_s * random.lognormal(0, 0.2)
         times = [wait, wait + 0.012, wait + 0.02]
         outcome = "HTTP_503" if n < failed else "OK"
@@ -199,7 +201,7 @@ def test_runs_with_different_prompts_are_compared_with_a_word_of_caution(
 ) -> None:
     folders = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
     for folder, seed in zip(folders, (3, 4, 3), strict=True):
-        make_run(folder)
+        make_run(folder, requests=60)
         document = json.loads((folder / SETTINGS).read_text())
         document["load"]["seed"] = seed
         (folder / SETTINGS).write_text(json.dumps(document))
@@ -212,7 +214,8 @@ def test_runs_with_different_prompts_are_compared_with_a_word_of_caution(
 
 def test_compare_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [
-        str(make_run(tmp_path / name, wait_s=wait, seed=3).path) for name, wait in (("a", 0.1), ("b", 0.2))
+        str(make_run(tmp_path / name, wait_s=wait, seed=3, requests=100).path)
+        for name, wait in (("a", 0.1), ("b", 0.2))
     ]
     page = tmp_path / "page.html"
     assert main(["compare", *folders, "--html", str(page)]) == 0
