@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Of a test that compares a rule's effect with what happens without the rule: the latter, which shows that the
 # test can fail, in `make prove` alone. Its argument is `ablated`.
 WITHOUT_THE_RULE = pytest.mark.parametrize(
-    "ablated", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["rule", "with and without"]
+    "ablated", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["rule", "ablated"]
 )
 
 
