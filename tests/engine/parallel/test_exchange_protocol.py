@@ -260,7 +260,7 @@ ERROR = "release(error_at(ranks.arenas[rank]), 1);"
 MEETS = "!node.solo && peer < RANKS && peer != ranks.rank"
 EPOCH = "step * ranks.nodes + number;"
 WAIT = "  wait_for_previous_kernel();\n"
-NODE = "  const Node node(ranks, given.node);\n  const int peer"
+NODE = "  const int peer = threadIdx.x;\n  const Node node(ranks, given.node, 0"
 MUTANTS: dict[str, tuple[int, Edit]] = {
     "a wait without a deadline": (2, ("now - began > deadline_ns", "false")),
     "a wait that no error ends": (2, ("if (acquire(error_at(mine))) return false;", "")),
