@@ -147,7 +147,9 @@ def test_each_product_is_measured_once_and_what_is_known_not_at_all() -> None:
     known = shipped_entries("NVIDIA H200")
     assert products.wanted_of(names[:1], Precision("bf16"), arguments, known) == {"llama-3.1-8b": []}
     arguments.tensor_parallel = 2
-    halves = products.wanted_of(names[:1], Precision("bf16"), arguments, known)["llama-3.1-8b"]
+    divided = ["llama-3.1-8b", "llama-3.1-70b"]
+    assert not any(products.wanted_of(divided, Precision("bf16"), arguments, known).values())
+    halves = products.wanted_of(names[:1], Precision("bf16"), arguments, [])["llama-3.1-8b"]
     shapes = {product.name: tuple(product.linear.weight.shape) for product, _ in halves}
     assert shapes["qkv"] == (3072, 4096)
     assert shapes["down"] == (4096, 7168)
