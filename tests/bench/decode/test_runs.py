@@ -143,22 +143,29 @@ def test_text_that_repeats_itself(
 
 
 def test_several_devices() -> None:
-    """Each reads its part, and the model's blocks are those of all heads; what dividing it costs is measured
-    without a trace."""
+    """Each reads its part, and the model's blocks are those of all heads."""
     case = replace(tiny(2, context=20), tensor_parallel=2)
     engine = DecodeEngine(case, EngineSize(2, 40), Front, device="cpu", interpreted=True, group=TurnGroup)
     keys = [engine.admit(case, index, 4) for index in range(2)]
     assert len(keys) == 2
     engine.turn_until(lambda: engine.loop.tokens_decoded >= 6)
     engine.empty()
-    cost = budget.split_cost(engine, case, once, joined=2)
-    assert set(cost) == {"all_devices_ms", "alone_ms", "attention_ms", "exchange_ms"}
     accounting_is_consistent(engine)
     engine.close()
     one = DecodeEngine(tiny(2, context=20), EngineSize(2, 40), Front, device="cpu")
     one.close()
     assert engine.model.layout == one.model.layout
     assert case.floor_ms(20, 1e12) * 2 == pytest.approx(tiny(2).floor_ms(20, 1e12))
+
+
+@pytest.mark.slow
+def test_the_cost_of_dividing_a_model_is_measured_without_a_trace() -> None:
+    case = replace(tiny(2, context=20), tensor_parallel=2)
+    engine = DecodeEngine(case, EngineSize(2, 40), Front, device="cpu", interpreted=True, group=TurnGroup)
+    cost = budget.split_cost(engine, case, once, joined=2)
+    assert set(cost) == {"all_devices_ms", "alone_ms", "attention_ms", "exchange_ms"}
+    accounting_is_consistent(engine)
+    engine.close()
 
 
 def test_a_run_whose_exchange_fails_ends_at_once() -> None:
