@@ -10,7 +10,6 @@
 #     faults-2p2d, faults-4both      SIGKILL and SIGSTOP of an engine: tokens, then times
 #     devices                        models divided among two and four GPUs: exchange, tokens, handoffs, steps
 #     goodput-large                  LARGE at 30 ms: 1p1d of two GPUs a worker, one combined worker of four.
-#                                    Refused as long as GPUs of a worker are (engine.tensor_parallel)
 #
 # OUT gets a log a part and lines of JSON. What SECONDS do not suffice for is named, or cut off where it is. A line a
 # run of goodput: rate asked for, rate that arrived, share in time. Variables, with what they are unset:
