@@ -96,9 +96,9 @@ def tunings(
     from baton.engine.kernels.gpu.attention.items import TILE, AttentionTuning
 
     found = [
-        *(AttentionTuning(warps, stages) for warps in (1, 2, 4, 8) for stages in (2, 3, 4)),
-        *(AttentionTuning(4, stages, registers) for stages in (2, 3) for registers in (128, 168)),
-        *(AttentionTuning(warps, stages, tile=TILE // 2) for warps in (1, 2, 4) for stages in (3, 4, 5)),
+        *(AttentionTuning(count, depth) for count in (1, 2, 4, 8) for depth in (2, 3, 4)),
+        *(AttentionTuning(4, depth, registers) for depth in (2, 3) for registers in (128, 168)),
+        *(AttentionTuning(count, depth, tile=TILE // 2) for count in (1, 2, 4) for depth in (3, 4, 5)),
     ]
     return [
         one

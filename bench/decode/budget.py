@@ -18,7 +18,6 @@ kernels of a step overlap better or worse, the difference is in `boundaries`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -99,7 +98,7 @@ def measure(
     """Microseconds of each part; `microseconds` times one part, as `graph_us` does. For a loop as `launches`
     needs it."""
     loop: GraphDecodeLoop = engine.loop  # type: ignore[assignment]
-    with loop.group.solo() if loop.group else nullcontext():
+    with loop.solo():
         parts = {name: microseconds(launch) for name, launch in launches(engine, case).items()}
     return parts | ({"exchange": exchange_us(engine, case.batch)} if loop.group else {})
 
@@ -114,7 +113,7 @@ def exchange_us(engine: DecodeEngine, rows: int) -> float:
     sums = [
         _sums(rank, nodes, rows) for rank, nodes in zip(engine.model.ranks, group.ranks, strict=True)
     ]  # whose tensors live as long as the graphs
-    with group.solo():
+    with loop.solo():
         steps = [queue.capture(launch) for queue, launch in zip(queues, sums, strict=True)]
         engine.drain()
     return loop.seconds_of(partial(group.launch, steps)) * 1e6
@@ -148,13 +147,9 @@ def split_cost(
     exchange_ms       see `exchange_us`
     """
     loop: GraphDecodeLoop = engine.loop  # type: ignore[assignment]
-    assert loop.group is not None
-    wanted = loop.tokens_decoded + case.batch * joined
-    for index in range(case.batch):
-        engine.admit(case, index, 4 * joined)
-    engine.turn_until(lambda: loop.tokens_decoded >= wanted)
+    engine.decode(case, 4 * joined, joined)
     engine.drain()
-    with loop.group.solo():
+    with loop.solo():
         attention_us = microseconds(launches(engine, case)["attention"])
     found = {"attention_ms": attention_us / 1e3, "exchange_ms": exchange_us(engine, case.batch) / 1e3}
     engine.empty()  # these steps have no sequences

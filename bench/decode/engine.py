@@ -157,6 +157,14 @@ class DecodeEngine:
         vocab = self.model.config.vocab_size
         return [token % vocab for token in range(case.context)], index * 977 % vocab
 
+    def decode(self, case: DecodeCase, output: int, tokens: int) -> None:
+        """Admits the case's batch, each sequence with an output of `output` tokens, and turns until they have
+        decoded `tokens` each on average."""
+        wanted = self.loop.tokens_decoded + case.batch * tokens
+        for index in range(case.batch):
+            self.admit(case, index, output)
+        self.turn_until(lambda: self.loop.tokens_decoded >= wanted)
+
     def advance(self, between_layers: Callable[[], None] | None = None) -> bool:
         """Frees ended sequences and enqueues a step if possible; returns False if there was nothing to do.
         `between_layers`: see `StepExecutor.launch`."""

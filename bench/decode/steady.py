@@ -25,11 +25,7 @@ _LAST_STEPS = 7
 def run_tokens(engine: DecodeEngine, case: DecodeCase) -> dict[str, Any]:
     """Step time over output tokens `FIRST` to `LAST`, at a mean context of `context` + 96."""
     reader = engine.clocks()
-    before = engine.loop.tokens_decoded
-    for index in range(case.batch):
-        engine.admit(case, index, LAST + SPARE + 1)
-    wanted = before + case.batch * (LAST + SPARE)
-    engine.turn_until(lambda: engine.loop.tokens_decoded >= wanted)
+    engine.decode(case, LAST + SPARE + 1, LAST + SPARE)
     engine.drain()
     bad = 0 if reader is None else rows_not_numbers(engine, case.batch)
     engine.empty()
@@ -58,10 +54,7 @@ def experts_read(engine: DecodeEngine, case: DecodeCase) -> dict[str, float]:
     counters = [layer.mlp.taken for layer in engine.decoder.layers if isinstance(layer.mlp, ExpertsMlp)]
     if not counters:
         return {}
-    wanted = engine.loop.tokens_decoded + case.batch * FIRST
-    for index in range(case.batch):
-        engine.admit(case, index, LAST + SPARE + 1)
-    engine.turn_until(lambda: engine.loop.tokens_decoded >= wanted)
+    engine.decode(case, LAST + SPARE + 1, FIRST)
     engine.drain()
     before, ended = torch.stack(counters), engine.ended_steps
     engine.turn_until(engine.advance)
@@ -85,11 +78,7 @@ def run_seconds(
     time of a step just before, at the contexts of that time.
     """
     reader = engine.clocks()
-    for index in range(case.batch):
-        engine.admit(case, index, engine.size.tokens - case.context)
-    tokens = engine.loop.tokens_decoded
-    wanted = tokens + case.batch * _WARM
-    engine.turn_until(lambda: engine.loop.tokens_decoded >= wanted)
+    engine.decode(case, engine.size.tokens - case.context, _WARM)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         engine.turn()

@@ -84,7 +84,7 @@ class GraphDecodeLoop(DecodeLoop):
         first, *others = [None] if group is None else group.ranks
         self.step_state = GraphStep(model, cache, state, rings, memory, self.queue, options, propose, first)
         self.group = group
-        """What several devices exchange through; None for one."""
+        """The exchange among the worker's devices; None where there is one device."""
         self.followers = [
             FollowerStep(other, own, state.tables_on(other.device), state.shape, options, exchange)
             for (other, own), exchange in zip(followers, filter(None, others), strict=True)
@@ -100,7 +100,7 @@ class GraphDecodeLoop(DecodeLoop):
         self._clock = clock
         self._memory = memory  # registered while the graphs live
         # By the rows of a batch: steps without drafts, and steps with some.
-        with self._solo():
+        with self.solo():
             self._first_graphs = self.step_state.capture()
             self.graphs = self._on_all_devices(self._first_graphs)
             self.draft_graphs = self.step_state.capture_drafts(draft_batches)
@@ -159,12 +159,13 @@ class GraphDecodeLoop(DecodeLoop):
     def alone_seconds(self) -> dict[int, float]:
         """Runs what `bucket_seconds` does on the first device alone, of several: what is left of a step
         without waits for others and loads of their parts. Nothing else may run."""
-        with self._solo():
+        with self.solo():
             return {
                 rows: self.seconds_of(self._first_graphs[rows].simple) for rows in sorted(self._first_graphs)
             }
 
-    def _solo(self) -> AbstractContextManager[None]:
+    def solo(self) -> AbstractContextManager[None]:
+        """Lets every device of several run alone within the context: see `DeviceGroup.solo`."""
         return nullcontext() if self.group is None else self.group.solo()
 
     def _sized_seconds(

@@ -41,10 +41,10 @@ def _on_gpus() -> None:
     from baton.engine.parallel.rank_exchange import ExchangeGroup, Launch
     from tests.support.gpu_sleep import sleep_on_stream
 
-    told = set[int]()
+    received = set[int]()
 
     def on_signal(number: int, frame: object) -> None:
-        told.add(number)
+        received.add(number)
         os.write(2, f"engine {os.getpid()} received signal {number}: its exchange will fail\n".encode())
 
     for number in (NEVER, LATE):
@@ -53,14 +53,14 @@ def _on_gpus() -> None:
 
     def launch(loop: GraphDecodeLoop, *arguments: Any) -> None:
         time.sleep(_STEP_S)
-        if LATE in told and loop.followers:
-            told.discard(LATE)
+        if LATE in received and loop.followers:
+            received.discard(LATE)
             with torch.cuda.stream(loop.followers[0].queue.stream):
                 sleep_on_stream(_CYCLES)
         launch_step(loop, *arguments)
 
     def launch_some(group: ExchangeGroup, steps: Sequence[Launch]) -> None:
-        if NEVER in told:
+        if NEVER in received:
             steps[0]()
         else:
             launch_ranks(group, steps)

@@ -21,6 +21,8 @@ _REGISTERS = 65_536
 _FOUR_PROGRAMS_REGISTERS, _THREE_PROGRAMS_REGISTERS = 128, 168
 # Of a thread, where a multiprocessor runs one program of eight warps.
 _ONE_PROGRAM_REGISTERS = 255
+# Rows are very few where this many times as many would still leave multiprocessors without a program.
+_VERY_FEW = 8
 # Programs a multiprocessor of few rows whose cache is in fp8.
 _FEW_ROWS_PROGRAMS = 3
 # Queries that an item may have, by how many rows of a slot it takes (`rows_per_item`). Two tiles of the
@@ -162,8 +164,8 @@ class AttentionTuning:
             if not wide and group <= _ONE_TILE_GROUP:
                 return cls(stages=2, registers=_FOUR_PROGRAMS_REGISTERS)
             return cls(warps=2, stages=2)
-        # Of few KV heads a row has as many more parts.
-        times = 4 if normed or heads.kv_heads <= _FEW_KV_HEADS else 8
+        # Of few KV heads a row has more parts to join.
+        times = _VERY_FEW // 2 if normed or heads.kv_heads <= _FEW_KV_HEADS else _VERY_FEW
         very_few = few_rows(times * rows, heads.kv_heads, multiprocessors)
         if very_few and wide:
             return cls(tile=TILE // 2 if rows > 1 else TILE)
@@ -192,7 +194,7 @@ class AttentionTuning:
             return cls(warps=8, stages=2, registers=_FOUR_PROGRAMS_REGISTERS if one_tile else None)
         programs = slots * heads.kv_heads / multiprocessors
         if quantised:
-            if few_rows(8 * slots, heads.kv_heads, multiprocessors):
+            if few_rows(_VERY_FEW * slots, heads.kv_heads, multiprocessors):
                 return cls(warps=8, registers=_ONE_PROGRAM_REGISTERS)
             if 1 < programs <= _MANY_PROGRAMS:
                 return cls()

@@ -53,6 +53,12 @@ def numbers_of(codes):
 
 
 @triton.jit
+def values_of(codes, scales):
+    """Inverse of `codes_of`, exact in float32."""
+    return numbers_of(codes) * scales[:, None]
+
+
+@triton.jit
 def packed(k_scales, v_scales):
     """The scales of K and V as the cache has them: two bfloat16 in an int32."""
     low = k_scales.to(tl.uint32, bitcast=True) >> 16

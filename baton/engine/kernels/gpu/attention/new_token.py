@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from baton.engine.kernels.gpu.attention.kv_codes import codes_of, numbers_of, packed, scales_of
+from baton.engine.kernels.gpu.attention.kv_codes import codes_of, numbers_of, packed, scales_of, values_of
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def _quantised(x, place, in_dim):
     scales = scales_of(tl.max(tl.abs(x), 1))
     codes = codes_of(x, scales)
     tl.store(place, codes, mask=in_dim[None, :])
-    return numbers_of(codes) * scales[:, None], scales
+    return values_of(codes, scales), scales
 
 
 @triton.jit

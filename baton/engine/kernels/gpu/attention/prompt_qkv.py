@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton.device.ptx import together
 from baton.engine.kernels.gpu.attention.items import Heads
-from baton.engine.kernels.gpu.attention.kv_codes import codes_of, numbers_of, scales_of
+from baton.engine.kernels.gpu.attention.kv_codes import codes_of, scales_of, values_of
 from baton.engine.kernels.gpu.attention.launch import check_cache, check_table, scale_pairs
 
 _ROWS = 32
@@ -93,8 +93,8 @@ def _prompt_qkv(
             scales = scales_of(tl.maximum(tl.max(tl.abs(x), 1), tl.max(tl.abs(y), 1)))
             x_codes, y_codes = codes_of(x, scales), codes_of(y, scales)
             together()
-            tl.store(low, (numbers_of(x_codes) * scales[:, None]).to(dtype), mask=mask)
-            tl.store(low + half, (numbers_of(y_codes) * scales[:, None]).to(dtype), mask=mask)
+            tl.store(low, values_of(x_codes, scales).to(dtype), mask=mask)
+            tl.store(low + half, values_of(y_codes, scales).to(dtype), mask=mask)
             tl.store(places, x_codes, mask=mask)
             tl.store(places + half, y_codes, mask=mask)
             pair = (
