@@ -32,6 +32,7 @@ from bench.options import numbers, program_parser, show
 from bench.shapes import SHAPES, Precision, Shape
 
 if TYPE_CHECKING:
+    from baton.engine.decode.gpu_pass import DecodePass
     from baton.engine.kernels.gpu.attention.items import AttentionTuning, Heads, Items, SplitPolicy
 
 _RUNS = "1x1024,8x1024,64x1024,256x1024,32x8192"
@@ -133,7 +134,7 @@ class PlainRun:
         cuts rows. `layers`: None: as many as are measured."""
         import torch
 
-        from baton.engine.decode.gpu_pass import DecodePass, PassOptions
+        from baton.engine.decode.gpu_pass import PassOptions
         from baton.engine.kernels.gpu.attention.items import SplitPolicy
         from baton.engine.memory.kv_cache import KVCache
         from bench.engine_driver import random_model, randomize
@@ -142,7 +143,6 @@ class PlainRun:
         small = {"num_hidden_layers": layers, "vocab_size": 512, "intermediate_size": 256, "eos_token_id": 0}
         reduced = Shape({**SHAPES[shape].config, **small})
         model = random_model(reduced, precision, context, _BLOCK_TOKENS, device)
-        self.rows = rows
         self.run = {"shape": shape, "kv_dtype": precision.kv_dtype, "rows": rows, "context": context}
         if cut is not None:
             self.run |= {"programs": cut[0], "shortest": cut[1]}
@@ -155,16 +155,28 @@ class PlainRun:
             programs, shortest = cut
             wanted = options.multiprocessors * programs // model.config.num_kv_heads
             options = replace(options, policy=SplitPolicy(max(1, wanted), shortest))
-        tables = tuple(table for _ in model.layout.groups)
-        count = torch.tensor([rows], device=device)
-        self._pass = DecodePass(model, cache, tables, rows, options, row_count=count)
+        self._tables = tuple(table for _ in model.layout.groups)
+        self._model, self._cache, self._options, self._device = model, cache, options, device
+        self._rows, self._context = rows, context
         self._attention = [layer.attention for layer in model.layers]
         self._bytes = rows * reduced.kv_elements_read(context) * reduced.kv_element_bytes(precision)
-        self._pass.workspace.qkv[:rows].normal_()
-        self._pass.inputs.slot.copy_(torch.arange(rows))
-        self._pass.inputs.position.fill_(context - 1)
-        self._pass.embed(rows, self._pass.workspace)
-        self._device = device
+
+    def _pass_of(self, tuning: AttentionTuning | None) -> DecodePass:
+        """A pass with room for as many items as this tuning makes, its items planned; None: a worker's."""
+        import torch
+
+        from baton.engine.decode.gpu_pass import DecodePass
+
+        rows, context = self._rows, self._context
+        options = replace(self._options, attention=tuning)
+        count = torch.tensor([rows], device=self._device)
+        made = DecodePass(self._model, self._cache, self._tables, rows, options, row_count=count)
+        made.workspace.qkv[:rows].normal_()
+        made.inputs.slot.copy_(torch.arange(rows))
+        made.inputs.position.fill_(context - 1)
+        made.embed(rows, made.workspace)
+        self._plan(made)
+        return made
 
     def measure(self, tunings: Sequence[AttentionTuning]) -> list[dict[str, Any]]:
         """A line for each tuning, the chosen one first."""
@@ -172,10 +184,8 @@ class PlainRun:
 
         found = []
         for tuning in (None, *tunings):
-            self._pass.options = replace(self._pass.options, attention=tuning)
-            self._plan()
             try:
-                us = microseconds(self._launch, self._device)
+                us = microseconds(partial(self._launch, self._pass_of(tuning)), self._device)
             except Exception:  # more shared memory than this GPU has, say
                 continue
             by = {"chosen": True} if tuning is None else asdict(tuning)
@@ -183,11 +193,11 @@ class PlainRun:
             found.append(self.run | by | {"us": round(layer_us, 1), "tb_s": round(self._bytes / us / 1e6, 3)})
         return found
 
-    def _launch(self) -> None:
+    def _launch(self, made: DecodePass) -> None:
         for attention in self._attention:
-            self._pass.attend(attention, self.rows, self._pass.workspace)
+            made.attend(attention, self._rows, made.workspace)
 
-    def _plan(self) -> None:
+    def _plan(self, made: DecodePass) -> None:
         """The lists of items, as a step plans them."""
         import torch
         import triton
@@ -197,13 +207,13 @@ class PlainRun:
         from baton.engine.kernels.gpu.step.step_kernels import CONTROL_WORDS, ROWS
 
         control = torch.zeros(CONTROL_WORDS, dtype=torch.int64, device=self._device)
-        control[ROWS.value] = self.rows
-        inputs, policy = self._pass.inputs, self._pass.policy(self.rows)
-        for items, heads in zip(inputs.items, self._pass.heads, strict=True):
+        control[ROWS.value] = self._rows
+        inputs, policy = made.inputs, made.policy(self._rows)
+        for items, heads in zip(inputs.items, made.heads, strict=True):
             plan_items[(1,)](
                 control, inputs.slot, inputs.position, inputs.position, items.count, items.items, heads.seen,
                 policy.wanted, policy.shortest, policy.wave,
-                ROWS_POWER=triton.next_power_of_2(self.rows), TILE=TILE, FIXED=0, PER_ITEM=1,
+                ROWS_POWER=triton.next_power_of_2(self._rows), TILE=TILE, FIXED=0, PER_ITEM=1,
             )  # fmt: skip
 
 

@@ -118,7 +118,6 @@ class DecodePass:
             exchange,
         )
         self.heads = attention_heads(model)
-        self._normed = any(layer.attention.head_norms is not None for layer in model.layers)
         self._group_tokens = [_pool_tokens(group) for group in cache.groups]
 
         shape = config.num_heads, config.num_kv_heads, config.head_dim
@@ -160,7 +159,7 @@ class DecodePass:
         if several:
             per_item = rows_per_item(heads, self._rows_per_slot)
             return AttentionTuning.of_slots(heads, entries, per_item, options.multiprocessors, quantised)
-        return AttentionTuning.of(heads, entries, options.multiprocessors, quantised, self._normed)
+        return AttentionTuning.of(heads, entries, options.multiprocessors, quantised)
 
     def most_items(self, group: int, rows: int, several: bool = False) -> int:
         """Items that a step of `rows` rows may have."""

@@ -146,13 +146,13 @@ def deliver(
     ROWS: tl.constexpr,
     QUERIES: tl.constexpr,
     QUERIES_POWER: tl.constexpr,
-    COMBINED: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Writes the result of an item that is alone, else its part; the program that arrives last joins them.
 
     `row`: the first of the item's rows; `queries` of the QUERIES are there. sums [I, ROWS · HEADS, DIM],
     scales [I, ROWS · HEADS, 2]. For one row: QUERIES_POWER is the least power of two that has room for its
-    queries, COMBINED how many parts are joined at once.
+    queries, AHEAD how many parts are loaded at once where they are joined.
     """
     d = tl.arange(0, DIM_PADDED)
     query = tl.arange(0, QUERIES)
@@ -174,7 +174,7 @@ def deliver(
             if ROWS == 1:
                 _combine(
                     sums, scales, out, first, parts, row, head,
-                    HEADS, DIM, DIM_PADDED, GROUP, QUERIES_POWER, COMBINED,
+                    HEADS, DIM, DIM_PADDED, GROUP, QUERIES_POWER, AHEAD,
                 )  # fmt: skip
             else:
                 _combine_rows(
@@ -198,37 +198,40 @@ def _combine(
     DIM_PADDED: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_POWER: tl.constexpr,
-    COMBINED: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
-    """Joins the partial results of one row and KV head, COMBINED at a time."""
+    """Joins the partial results of one row and KV head, part after part; AHEAD parts are loaded before the
+    first of them is added. A tile of several parts would be summed over the warps, which takes longer than
+    the parts' own tokens."""
     d = tl.arange(0, DIM_PADDED)
     g = tl.arange(0, GROUP_POWER)
-    i = tl.arange(0, COMBINED)
+    there = g < GROUP
+    mask = there[:, None] & (d < DIM)[None, :]
+    offsets = head * GROUP + g
     highest = tl.full((GROUP_POWER,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP_POWER,), tl.float32)
     attn_out = tl.zeros((GROUP_POWER, DIM_PADDED), tl.float32)
-    for part in range(0, parts, COMBINED):
-        there = ((part + i) < parts)[:, None] & (g < GROUP)[None, :]
-        rows = (first + part + i)[:, None] * HEADS + head * GROUP + g[None, :]
-        # Past the first-level cache: another multiprocessor has written them.
-        peaks = tl.load(scales + rows * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
-        counts = tl.load(scales + rows * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-        values = tl.load(
-            sums + rows[:, :, None] * DIM + d[None, None, :],
-            mask=there[:, :, None] & (d < DIM)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        higher = tl.maximum(highest, tl.max(peaks, 0))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        fade = tl.exp2(highest - base)
-        weights = tl.exp2(peaks - base[None, :])
-        total = total * fade + tl.sum(counts * weights, 0)
-        attn_out = attn_out * fade[:, None] + tl.sum(values * weights[:, :, None], 0)
-        highest = higher
+    for begin in range(0, parts, AHEAD):
+        for ahead in tl.static_range(AHEAD):
+            # Behind the last part it is loaded once more, and has no weight.
+            part = tl.minimum(begin + ahead, parts - 1)
+            rows = (first + part) * HEADS + offsets
+            # Past the first-level cache: another multiprocessor has written them.
+            peaks = tl.load(scales + rows * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
+            counts = tl.load(scales + rows * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+            values = tl.load(
+                sums + rows[:, None] * DIM + d[None, :], mask=mask, other=0.0, cache_modifier=".cg"
+            )
+            peaks = tl.where(part < begin + ahead, float("-inf"), peaks)
+            higher = tl.maximum(highest, peaks)
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            fade = tl.exp2(highest - base)
+            weights = tl.exp2(peaks - base)
+            total = total * fade + counts * weights
+            attn_out = attn_out * fade[:, None] + values * weights[:, None]
+            highest = higher
     result = attn_out / total[:, None]
-    rows = row.to(tl.int64) * HEADS + head * GROUP + g
-    mask = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    rows = row.to(tl.int64) * HEADS + offsets
     tl.store(out + rows[:, None] * DIM + d[None, :], result.to(out.dtype.element_ty), mask=mask)
 
 

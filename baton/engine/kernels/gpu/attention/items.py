@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-# When two tiles on their way are better than three (`AttentionTuning.of`).
-_MANY_PROGRAMS, _SMALL_GROUP, _WIDE_HEAD = 2.0, 4, 128
-_FEW_KV_HEADS = 4
+# Programs a multiprocessor from which on two tiles on their way are better than three, and the dimension
+# above which heads are wide (`AttentionTuning.of`).
+_MANY_PROGRAMS, _WIDE_HEAD = 2.0, 128
 # Programs a multiprocessor that are many where the cache is in fp8.
 _MANY_PROGRAMS_OF_CODES = 3.8
 # Query heads that are one tile of the matrix units.
@@ -131,47 +131,37 @@ class AttentionTuning:
         return min(self.stages, 1 + _TILES_BYTES // (2 * self.tile * token_bytes))
 
     @classmethod
-    def of(
-        cls, heads: Heads, rows: int, multiprocessors: int, quantised: bool = False, normed: bool = False
-    ) -> AttentionTuning:
+    def of(cls, heads: Heads, rows: int, multiprocessors: int, quantised: bool = False) -> AttentionTuning:
         """Tuning for one row a slot. Three tiles of K and V on their way; two where there are many programs,
-        and few heads in a group, whose registers leave room for more programs on a multiprocessor. By
-        measurements on an H200 of ten shapes of heads, 1 to 256 rows, and contexts of 1K to 32K; of two to
-        four programs a multiprocessor by 8 KV heads and 1,152 tokens (38 rows: 50.1 us with three, 48.3 with
-        two; an H100 68.2 and 66.1).
-
-        Programs of very few rows take two warps where a group has many heads, or queries and keys are
-        `normed`, by sums over the warps: to join the parts of a row is then most of a program's time, and
-        takes the longer the more warps it is spread over. Microseconds with four warps and with two, of
-        heads and KV heads, rows and tokens: 64 and 8, 1 x 1,120 12.9 and 9.9, 1 x 8,256 20.9 and 19.4, 4 x
-        8,256 41.9 and 44.9; 28 and 4, 1 x 1,120 12.7 and 9.8, 8 x 1,120 17.1 and 13.6, 4 x 8,256 36.7 and
-        29.3; normed, 32 and 4, 1 x 1,120 13.5 and 10.6. A few rows of wide heads take half tiles instead (8
-        and 4 of 256, 4 x 1,120: 14.3, with whole tiles 17.4, with two warps 23.7).
+        whose registers leave room for more of them on a multiprocessor. With a bound of registers the
+        compiler orders a program's loads better, also where it would not use more (8 rows of 8,256 tokens,
+        32 and 8 heads: 69.4 and 78.3 us). Wide heads need their registers, and take half tiles (8 and 4 heads
+        of 256: 32 x 1,120 40.5 us, with whole tiles 47.2; a single row 10.3 and 9.9). By measurements on an
+        H200 of seven shapes of heads, 1 to 256 rows, and contexts of 1K to 32K.
 
         `quantised`: the cache is in fp8. Few rows, of which `SplitPolicy.filling` makes many programs, take
-        two warps (4 x 8,256 tokens, 32 and 8 heads: 29.0, with two tiles on their way 30.5, with four warps
-        37.2), except a single row of few heads (10.0 and 10.9). Many programs take so few registers that
-        four of them fit a multiprocessor, with two tiles (an H100, 64 and 128 rows of 1,120 tokens: 58.9 and
-        112.5 us; with two warps 60.3 and 116.5); heads that need more registers take two warps.
+        two warps (4 x 8,256 tokens, 32 and 8 heads: 28.2 us, with four warps 30.7), very few rows four (1 and
+        4 x 1,120 7.7 and 10.8, with two 10.0 and 11.9). Many programs take so few registers that four of them
+        fit a multiprocessor, with two tiles (an H100, 64 and 128 rows of 1,120 tokens: 58.9 and 112.5 us;
+        with two warps 60.3 and 116.5); heads that need more registers take two warps.
         """
-        group, wide = heads.group, heads.dim > _WIDE_HEAD
-        heavy = normed or group > _SMALL_GROUP
+        wide, narrow = heads.dim > _WIDE_HEAD, cls(registers=_FOUR_PROGRAMS_REGISTERS)
+        very_few = few_rows(_VERY_FEW // 2 * rows, heads.kv_heads, multiprocessors)
         if quantised and few_rows(rows, heads.kv_heads, multiprocessors):
-            return cls(warps=2) if rows > 1 or heavy else cls(stages=2)
+            if wide:
+                return cls(warps=4 if very_few else 2, tile=TILE // 2)
+            return narrow if very_few else cls(warps=2)
         least = _MANY_PROGRAMS_OF_CODES if quantised else _MANY_PROGRAMS
         many = rows * heads.kv_heads >= least * multiprocessors
         if quantised and many:
-            if not wide and group <= _ONE_TILE_GROUP:
-                return cls(stages=2, registers=_FOUR_PROGRAMS_REGISTERS)
+            if not wide and heads.group <= _ONE_TILE_GROUP:
+                return replace(narrow, stages=2)
             return cls(warps=2, stages=2)
-        # Of few KV heads a row has more parts to join.
-        times = _VERY_FEW // 2 if normed or heads.kv_heads <= _FEW_KV_HEADS else _VERY_FEW
-        very_few = few_rows(times * rows, heads.kv_heads, multiprocessors)
-        if very_few and wide:
+        if quantised:
+            return cls()
+        if wide:
             return cls(tile=TILE // 2 if rows > 1 else TILE)
-        if very_few and heavy:
-            return cls(warps=2)
-        return cls(stages=2 if many and 1 < group <= _SMALL_GROUP and heads.dim >= _WIDE_HEAD else 3)
+        return replace(narrow, stages=2) if many and heads.group > 1 and heads.dim == _WIDE_HEAD else narrow
 
     @classmethod
     def of_slots(

@@ -28,8 +28,8 @@ from baton.engine.kernels.gpu.attention.launch import cache_arguments, item_argu
 from baton.engine.kernels.gpu.attention.new_token import load_heads, write_token
 
 _TUNING = AttentionTuning()
-# Partial results that a combining program takes at once.
-_COMBINED = 8
+# Parts of a row that are loaded at once where they are joined, at most, and registers of a thread for them.
+_MOST_AHEAD, _JOINING_REGISTERS = 8, 64
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def _split_attention(
     QK_NORM: tl.constexpr,
     UPCAST: tl.constexpr,
     STAGES: tl.constexpr,
-    COMBINED: tl.constexpr,
+    AHEAD: tl.constexpr,
     CODES: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -119,7 +119,7 @@ def _split_attention(
     )  # fmt: skip
     deliver(
         out, sums, scales, arrived, highest, total, attn_out, item, first, parts, row, head, GROUP,
-        HEADS, KV_HEADS, DIM, DIM_PADDED, GROUP, 1, GROUP_PADDED, GROUP_POWER, COMBINED,
+        HEADS, KV_HEADS, DIM, DIM_PADDED, GROUP, 1, GROUP_PADDED, GROUP_POWER, AHEAD,
     )  # fmt: skip
 
 
@@ -156,9 +156,15 @@ def split_attention(
         GROUP_POWER=triton.next_power_of_2(heads.group),
         TILE=(tuning or _TUNING).tile,
         STAGES=(tuning or _TUNING).stages_of(heads.dim * cache.element_size()),
-        COMBINED=_COMBINED,
+        AHEAD=_parts_ahead(heads, (tuning or _TUNING).warps),
         num_warps=(tuning or _TUNING).warps,
         maxnreg=(tuning or _TUNING).registers,
         **shared,
         **item_arguments(out, qkv, items, heads, 1),
     )
+
+
+def _parts_ahead(heads: Heads, warps: int) -> int:
+    """Number of parts of a row that a program of so many warps has registers for, besides those it adds."""
+    part: int = triton.next_power_of_2(heads.group) * max(16, triton.next_power_of_2(heads.dim))
+    return max(1, min(_MOST_AHEAD, _JOINING_REGISTERS * 32 * warps // part))

@@ -134,22 +134,22 @@ def test_rows_past_a_whole_wave_fill_another() -> None:
 
 
 def test_two_tiles_are_on_their_way_from_two_programs_a_multiprocessor_on() -> None:
-    llama = Heads(32, 8, 128, 0.1, 1e-5)
-    stages = [AttentionTuning.of(llama, rows, 132).stages for rows in (1, 32, 48, 64, 256)]
-    assert stages == [3, 3, 2, 2, 2]
-    for heads in (Heads(28, 4, 128, 0.1, 1e-5), Heads(32, 32, 96, 0.1, 1e-5)):  # large groups, and none
-        assert AttentionTuning.of(heads, 256, 132).stages == 3
+    for heads, rows in ((Heads(32, 8, 128, 0.1, 1e-5), 33), (Heads(28, 4, 128, 0.1, 1e-5), 66)):
+        tunings = [AttentionTuning.of(heads, count, 132) for count in (1, rows - 1, rows, 256)]
+        assert [tuning.stages for tuning in tunings] == [3, 3, 2, 2]
+        assert {(tuning.warps, tuning.registers, tuning.tile) for tuning in tunings} == {(4, 128, TILE)}
+    assert AttentionTuning.of(Heads(32, 32, 96, 0.1, 1e-5), 256, 132).stages == 3
 
 
 def test_few_rows_of_codes_are_cut_for_three_programs_a_multiprocessor() -> None:
     """Rows are cut where they would otherwise leave multiprocessors idle; keys and values in 16 bits as
     ever."""
     heads = Heads(32, 8, 128, 0.1, 1e-5)
-    for rows, wanted, tuning in ((1, 49, (4, 2)), (8, 49, (2, 3)), (16, 49, (2, 3)), (24, 16, (4, 3))):
+    for rows, wanted, tuning in ((1, 49, (4, 3, 128)), (5, 49, (2, 3)), (16, 49, (2, 3)), (24, 16, (4, 3))):
         assert SplitPolicy.filling(132, 8, rows, 4, quantised=True) == SplitPolicy(wanted, wave=66)
         assert AttentionTuning.of(heads, rows, 132, quantised=True) == AttentionTuning(*tuning)
         assert SplitPolicy.filling(132, 8, rows, 3) == SplitPolicy(16, wave=49)
-        assert AttentionTuning.of(heads, rows, 132) == AttentionTuning(4, 3)
+        assert AttentionTuning.of(heads, rows, 132) == AttentionTuning(4, 3, 128)
     assert AttentionTuning.of(heads, 48, 132, quantised=True) == AttentionTuning(4, 3)
     assert AttentionTuning.of(heads, 64, 132, quantised=True) == AttentionTuning(4, 2, registers=128)
     wide = Heads(8, 4, 256, 0.1, 1e-5)  # that many registers would not do
@@ -158,23 +158,8 @@ def test_few_rows_of_codes_are_cut_for_three_programs_a_multiprocessor() -> None
     assert [len(items) for items in cut] == [7] * 8
 
 
-@pytest.mark.parametrize(
-    ("heads", "normed", "rows"),
-    [
-        (Heads(32, 4, 128, 0.1, 1e-6), True, 8),
-        (Heads(28, 4, 128, 0.1, 1e-6), False, 8),
-        (Heads(64, 8, 128, 0.1, 1e-6), False, 2),
-        (Heads(32, 8, 128, 0.1, 1e-6), False, 0),
-    ],
-)
-def test_very_few_rows_of_large_groups_take_two_warps(heads: Heads, normed: bool, rows: int) -> None:
-    tunings = [AttentionTuning.of(heads, count, 132, normed=normed) for count in (max(rows, 1), rows + 1)]
-    assert tunings == [AttentionTuning(2 if rows else 4), AttentionTuning()]
-    codes = [AttentionTuning.of(heads, count, 132, True, normed) for count in (1, 2)]
-    assert codes == [AttentionTuning(2) if rows else AttentionTuning(4, 2), AttentionTuning(2)]
-
-
-def test_a_few_rows_of_wide_heads_take_half_tiles() -> None:
+def test_several_rows_of_wide_heads_take_half_tiles() -> None:
     wide = Heads(8, 4, 256, 0.1, 1e-5)
-    tiles = [AttentionTuning.of(wide, rows, 132, normed=True).tile for rows in (1, 2, 8, 9)]
-    assert tiles == [TILE, TILE // 2, TILE // 2, TILE]
+    assert [AttentionTuning.of(wide, rows, 132).tile for rows in (1, 2, 256)] == [TILE, TILE // 2, TILE // 2]
+    codes = [AttentionTuning.of(wide, rows, 132, quantised=True) for rows in (1, 8, 9, 34)]
+    assert [(tuning.warps, tuning.tile) for tuning in codes] == [(4, 32), (4, 32), (2, 32), (4, TILE)]
