@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -51,7 +52,8 @@ class Scene:
         **fields: Any,
     ) -> None:
         loop = asyncio.get_running_loop()
-        self._now = loop.time()
+        # A fraction in binary: sums with whole seconds are not rounded, and neither are their differences.
+        self._now = math.floor(loop.time() * 1024) / 1024
         monkeypatch.setattr(loop, "time", lambda: self._now)
         self.thaw = monkeypatch.undo
         self.pair = Pair()
