@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -172,7 +172,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The tier of a test follows from its folder. Proofs at full size have a timeout of their own. Among
     several processes e2e is started first, since it takes longest; there the modules that share one cluster
-    are last, since it takes processor time as long as it is there."""
+    are last, since it takes processor time as long as it is there. Files of all other folders take turns:
+    those that wait run beside those that compute."""
     for item in items:
         if is_unit(item):
             item.add_marker(pytest.mark.unit)
@@ -181,7 +182,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         rank = {FAULTS: 0, E2E: 1, CHART: 2}
         sharing = {item.path for item in items if shares_cluster(item)}
-        items.sort(key=lambda item: (rank.get(process_of(item.nodeid), 3), item.path in sharing))
+        turns = turns_of_files([item.nodeid.partition("::")[0] for item in items])
+
+        def place(item: pytest.Item) -> tuple[int, bool, float]:
+            process = process_of(item.nodeid)
+            return rank.get(process, 3), item.path in sharing, turns.get(process, 0.0)
+
+        items.sort(key=place)
+
+
+def turns_of_files(files: Iterable[str]) -> dict[str, float]:
+    """Places of test files among those of their folder in `tests/`, from 0 to 1: in the order of these
+    places, every part of a run has the same share of each folder."""
+    folders: dict[str, dict[str, None]] = {}
+    for file in files:
+        folders.setdefault("/".join(file.split("/")[:2]), {})[file] = None
+    return {
+        file: (number + 0.5) / len(folder)
+        for folder in folders.values()
+        for number, file in enumerate(folder)
+    }
 
 
 @pytest.fixture(autouse=True)
