@@ -22,13 +22,12 @@ def scales_of(largest):
 
 
 @triton.jit
-def codes_of(x, scales):
-    """x [rows, dim] float32 with `scales` [rows] → the codes, float8_e4m3fn.
+def _quotients(x, scales):
+    """x [rows, dim] float32 over `scales` [rows], rounded to nearest.
 
     A GPU divides by multiplying with the reciprocal and correcting by the remainder, which is exact here
     (Markstein, 1990: the quotient is at most two units of its last place off before): a scale has eight bits.
-    Scales are kept away from numbers whose reciprocal is infinite. A division takes 20 instructions, and
-    the conversion by integers, as the interpreter needs it, 15.
+    Scales are kept away from numbers whose reciprocal is infinite. A division takes 20 instructions.
     """
     if ON_CHIP:
         factor = tl.where(scales < 2.0**-60, 2.0**64, 1.0)
@@ -37,10 +36,31 @@ def codes_of(x, scales):
         x *= factor[:, None]
         quotient = x * inverse
         rest = tl.fma(-quotient, tl.broadcast_to(scales[:, None], x.shape), x)
-        return tl.fma(rest, tl.broadcast_to(inverse, x.shape), quotient).to(tl.float8e4nv)
+        return tl.fma(rest, tl.broadcast_to(inverse, x.shape), quotient)
     else:
-        codes = to_e4m3(tl.div_rn(x, tl.broadcast_to(scales[:, None], x.shape)))
-        return codes.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+        return tl.div_rn(x, tl.broadcast_to(scales[:, None], x.shape))
+
+
+@triton.jit
+def codes_of(x, scales):
+    """x [rows, dim] float32 with `scales` [rows] → the codes, float8_e4m3fn, by the GPU's own conversion. The
+    one by integers, which the interpreter needs, takes 15 instructions."""
+    if ON_CHIP:
+        return _quotients(x, scales).to(tl.float8e4nv)
+    else:
+        return codes_and_values(x, scales)[0]
+
+
+@triton.jit
+def codes_and_values(x, scales):
+    """x [rows, dim] float32 with `scales` [rows] → the codes, and what they stand for, exact in float32.
+
+    By integers: where a kernel has the GPU convert numbers to codes and these back again, the assembler of
+    CUDA 12.8, which Triton 3.6 brings, reads registers that were never written (half of a prompt's keys and
+    values were of no meaning; that of CUDA 12.9 does not).
+    """
+    codes = to_e4m3(_quotients(x, scales))
+    return codes.to(tl.uint8).to(tl.float8e4nv, bitcast=True), from_e4m3(codes) * scales[:, None]
 
 
 @triton.jit
@@ -50,12 +70,6 @@ def numbers_of(codes):
         return codes.to(tl.float16).to(tl.float32)
     else:
         return from_e4m3(codes.to(tl.uint8, bitcast=True).to(tl.int32))
-
-
-@triton.jit
-def values_of(codes, scales):
-    """Inverse of `codes_of`, exact in float32."""
-    return numbers_of(codes) * scales[:, None]
 
 
 @triton.jit

@@ -6,7 +6,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from baton.engine.kernels.gpu.attention.kv_codes import codes_of, numbers_of, packed, scales_of, values_of
+from baton.engine.kernels.gpu.attention.kv_codes import (
+    codes_and_values,
+    codes_of,
+    numbers_of,
+    packed,
+    scales_of,
+)
 
 
 @triton.jit
@@ -58,9 +64,9 @@ def _quantised(x, place, in_dim):
     float32."""
     x = x.to(tl.float32)
     scales = scales_of(tl.max(tl.abs(x), 1))
-    codes = codes_of(x, scales)
+    codes, values = codes_and_values(x, scales)
     tl.store(place, codes, mask=in_dim[None, :])
-    return values_of(codes, scales), scales
+    return values, scales
 
 
 @triton.jit

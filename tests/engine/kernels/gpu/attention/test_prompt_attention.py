@@ -144,7 +144,7 @@ def test_qkv_is_normed_rotated_and_cached(dim: int, norms: bool) -> None:
     torch.testing.assert_close(case.cache, cache, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dim", [6, 96])
+@pytest.mark.parametrize("dim", [6, 64, 96, 128])
 def test_qkv_is_quantised_and_becomes_what_the_cache_holds(dim: int) -> None:
     heads = Heads(6, 2, dim, 0.3, 1e-5)
     case = PromptCase.random(heads, [(0, 35), (13, 4)], block_tokens=4, device=DEVICE).quantised()
