@@ -24,7 +24,7 @@ prove: setup ## the proofs at full size (marker slow) that need no GPU
 	pytest --durations=10 -v -m 'slow and not gpu and not multigpu' $(ARGS)
 
 prove-gpu: setup ## all that needs one GPU, at full size
-	pytest --durations=10 -v -s -m gpu $(ARGS)
+	pytest --durations=10 -v -s -m 'gpu or (any_device and not slow)' $(ARGS)
 
 prove-gpus: setup ## all that needs several GPUs of one host
 	CUDA_MODULE_LOADING=EAGER pytest --durations=10 -v -s -m multigpu $(ARGS)

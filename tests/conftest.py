@@ -170,13 +170,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The tier of a test follows from its folder. Proofs at full size have a timeout of their own. Among
+    """The tier of a test follows from its folder. Proofs at full size have a timeout of their own. Modules
+    that have a DEVICE run on a GPU where there is one: `make prove-gpu` takes their tests, too. Among
     several processes e2e is started first, since it takes longest; there the modules that share one cluster
     are last, since it takes processor time as long as it is there. Files of all other folders take turns:
     those that wait run beside those that compute."""
     for item in items:
         if is_unit(item):
             item.add_marker(pytest.mark.unit)
+        if isinstance(item, pytest.Function) and hasattr(item.module, "DEVICE"):
+            item.add_marker(pytest.mark.any_device)
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
     if hasattr(config, "workerinput"):

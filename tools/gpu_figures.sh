@@ -34,7 +34,7 @@ source "$(dirname "$0")/parts.sh"
 options="-vv -p no:cacheprovider -p no:benchmark --tb=short -rfE"
 export options
 # shellcheck disable=SC2086
-test_on_gpu() { pytest $options -m "gpu and not whole_gpu" "$@"; }
+test_on_gpu() { pytest $options -m "(gpu or (any_device and not slow)) and not whole_gpu" "$@"; }
 # shellcheck disable=SC2086
 test_alone() { pytest $options -m whole_gpu "$@"; }
 # shellcheck disable=SC2086
