@@ -18,7 +18,7 @@ shift 2
 wanted=" ${*:-numbers drafts-exact drafts-rows drafts-rows-fp8 drafts-text table steps experts-exact experts-tokens \
     experts experts-tunings tests} "
 [[ $wanted != *" experts "* ]] || wanted+="experts-table experts-bf16 experts-fp8 "
-[[ $wanted != *" tests "* ]] || wanted+="tests-alone tests-clusters tests-kvtransfer tests-engine "
+[[ $wanted != *" tests "* ]] || wanted+="tests-any-device tests-alone tests-clusters tests-kvtransfer tests-engine "
 mkdir -p "$out"
 model=(--shape llama-3.1-8b --dtype bf16)
 mixture=(--shape qwen3-30b-a3b)
@@ -34,14 +34,17 @@ source "$(dirname "$0")/parts.sh"
 options="-vv -p no:cacheprovider -p no:benchmark --tb=short -rfE"
 export options
 # shellcheck disable=SC2086
-test_on_gpu() { pytest $options -m "(gpu or (any_device and not slow)) and not whole_gpu" "$@"; }
+test_on_gpu() { pytest $options -m "gpu and not whole_gpu" "$@"; }
+# Tests that run in the interpreter where there is no GPU.
+# shellcheck disable=SC2086
+test_on_any() { pytest $options -m "any_device and not gpu and not multigpu and not slow" "$@"; }
 # shellcheck disable=SC2086
 test_alone() { pytest $options -m whole_gpu "$@"; }
 # shellcheck disable=SC2086
 test_here() { pytest $options -m "not multigpu and not whole_gpu" "$@"; }
 # shellcheck disable=SC2086
 test_on_gpus() { CUDA_MODULE_LOADING=EAGER pytest $options -s -m multigpu "$@"; }
-export -f test_on_gpu test_alone test_here test_on_gpus
+export -f test_on_gpu test_on_any test_alone test_here test_on_gpus
 
 steps_of() {
     run "$1-decode" 60 env -C "$2" PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" python -m bench.decode "${model[@]}" --batch 1,32,64,256 --json
@@ -186,6 +189,9 @@ if wants tests-alone; then
     run tests-alone 240 bash -c 'test_alone tests/engine/model tests/engine/prefill tests/engine/executor \
         tests/engine/decode tests/engine/shared_memory tests/engine/test_gpu_memory.py'
 fi
+if wants tests-any-device; then
+    run tests-any-device 300 bash -c 'test_on_any -n $processes --dist worksteal tests/engine tests/kvtransfer'
+fi
 if wants tests-clusters; then
     run tests-clusters 240 bash -c 'test_on_gpu -n 4 tests/e2e tests/worker tests/engine/test_gpu.py'
 fi
@@ -199,8 +205,10 @@ if wants tests-engine; then
         tests/engine/prefill tests/engine/model tests/engine/decode tests/engine/executor tests/engine/speculation \
         tests/engine/sampling tests/engine/shared_memory tests/engine/test_gpu_tokens.py \
         tests/engine/test_gpu_requests.py tests/engine/kernels/gpu/speculation tests/engine/kernels/gpu/experts \
-        tests/engine/kernels/gpu/gemm tests/engine/kernels/gpu/attention/test_write_kv.py \
+        tests/engine/kernels/gpu/gemm tests/engine/kernels/gpu/attention \
         --deselect tests/engine/decode/test_gpu_numbers.py \
+        --deselect tests/engine/kernels/gpu/attention/test_gpu_codes.py \
+        --deselect tests/engine/kernels/gpu/attention/test_slot_attention.py \
         --deselect tests/engine/kernels/gpu/gemm/test_wide_product.py'
 fi
 # On one GPU, for a worker of two.

@@ -34,7 +34,7 @@ parts() {
 
 drafts="drafts-rows drafts-rows-fp8 drafts-oracle drafts-text drafts-served"
 experts="attention-codes experts-tiles experts-tunings experts-bf16 experts-fp8 experts-more"
-tests="numbers wide experts-exact experts-tokens tests-clusters tests-kvtransfer tests-alone"
+tests="tests-any-device numbers wide experts-exact experts-tokens tests-clusters tests-kvtransfer tests-alone"
 
 case $((gpus > 1 ? 2 : 1))-$number in
 1-1)
@@ -49,7 +49,7 @@ case $((gpus > 1 ? 2 : 1))-$number in
 2-1)
     parts both 0,1 "$seconds" gpus-faults
     parts figures 0 $((ends - SECONDS)) drafts-rows drafts-rows-fp8 &
-    parts tests 1 $((ends - SECONDS)) numbers wide &
+    parts tests 1 $((ends - SECONDS)) tests-any-device numbers wide &
     ;;
 2-2)
     parts both 0,1 "$seconds" gpus-served
