@@ -21,8 +21,9 @@ _REGISTERS = 65_536
 _FOUR_PROGRAMS_REGISTERS, _THREE_PROGRAMS_REGISTERS = 128, 168
 # Of a thread, where a multiprocessor runs one program of eight warps.
 _ONE_PROGRAM_REGISTERS = 255
-# Rows are very few where this many times as many would still leave multiprocessors without a program.
-_VERY_FEW = 8
+# Rows, and slots of several rows, are very few where this many times as many would still leave
+# multiprocessors without a program.
+_VERY_FEW_ROWS, _VERY_FEW_SLOTS = 4, 8
 # Programs a multiprocessor of few rows whose cache is in fp8.
 _FEW_ROWS_PROGRAMS = 3
 # Queries that an item may have, by how many rows of a slot it takes (`rows_per_item`). Two tiles of the
@@ -146,7 +147,7 @@ class AttentionTuning:
         with two warps 60.3 and 116.5); heads that need more registers take two warps.
         """
         wide, narrow = heads.dim > _WIDE_HEAD, cls(registers=_FOUR_PROGRAMS_REGISTERS)
-        very_few = few_rows(_VERY_FEW // 2 * rows, heads.kv_heads, multiprocessors)
+        very_few = few_rows(_VERY_FEW_ROWS * rows, heads.kv_heads, multiprocessors)
         if quantised and few_rows(rows, heads.kv_heads, multiprocessors):
             if wide:
                 return cls(warps=4 if very_few else 2, tile=TILE // 2)
@@ -184,7 +185,7 @@ class AttentionTuning:
             return cls(warps=8, stages=2, registers=_FOUR_PROGRAMS_REGISTERS if one_tile else None)
         programs = slots * heads.kv_heads / multiprocessors
         if quantised:
-            if few_rows(_VERY_FEW * slots, heads.kv_heads, multiprocessors):
+            if few_rows(_VERY_FEW_SLOTS * slots, heads.kv_heads, multiprocessors):
                 return cls(warps=8, registers=_ONE_PROGRAM_REGISTERS)
             if 1 < programs <= _MANY_PROGRAMS:
                 return cls()
