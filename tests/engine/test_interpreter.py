@@ -20,6 +20,7 @@ DTYPES = (
     *(tl.int1, tl.int8, tl.uint8, tl.int16, tl.int32, tl.uint32, tl.int64, tl.uint64),
     *(tl.float8e4nv, tl.float8e5, tl.float16, tl.bfloat16, tl.float32, tl.float64),
 )
+SHAPES_OF_OFFSETS: tuple[list[int], ...] = ([], [4], [2, 4], [2, 1], [8])
 SHAPES = ([1], [16], [4, 8], [2, 1, 32])
 
 
@@ -132,6 +133,70 @@ def test_pointers_are_refused_alike() -> None:
     for flags in ((True, True), (False, False), (True, False)):
         for pair in ((some, some), (some, 1), (1, some), (some, 0.5), (some, tensor(tl.int32, []))):
             assert operands(fast.operands, *pair, *flags) == operands(fast.operands_anew, *pair, *flags)
+
+
+def some_of(dtype: Any, shape: list[int], seed: int) -> Any:
+    """A tensor of any bits for the interpreter."""
+    kind = fast.get_np_dtype(dtype)
+    draw = np.random.default_rng(seed)
+    if dtype == tl.int1:
+        data = draw.integers(0, 2, shape or [1]).astype(bool)
+    else:
+        data = np.frombuffer(draw.bytes(kind.itemsize * int(np.prod(shape or [1]))), kind)
+        data = np.where(draw.random(data.shape) < 0.3, data[0], data).reshape(shape or [1])
+    return tl.tensor(interpreter.TensorHandle(data, dtype), core.block_type(dtype, shape) if shape else dtype)
+
+
+def computed(call: Callable[[], Any]) -> str:
+    """The text of an operation's result, or of its refusal."""
+    try:
+        made = call()
+    except Exception as error:
+        return repr(error)
+    data = made.handle.data
+    return repr((made.type.name, said_shape(made), made.handle.dtype.name, data.dtype, data.tolist()))
+
+
+def said_shape(made: Any) -> list[int]:
+    return [size.value for size in made.shape]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", fast.METHODS)
+def test_numbers_are_computed_alike(name: str) -> None:
+    """Tensors of all types and shapes, with each other and with numbers on either side."""
+    own_method, replaced = getattr(interpreter.TritonSemantic, name), fast.method(name)
+    rest = (True,) if name in ("add", "sub", "mul") else ()
+    shapes: tuple[list[int], ...] = ([], [1], [4], [2, 4], [2, 1], [1, 4])
+    for number, dtype in enumerate(DTYPES):
+        for left, right in itertools.product(shapes, repeat=2):
+            one, other = some_of(dtype, left, number), some_of(dtype, right, number + 1)
+            for pair in ((one, other), (one, one), (one, some_of(tl.int32, right, 3))):
+                own = computed(lambda given=pair: own_method(semantic, *given, *rest))  # type: ignore[misc]
+                assert computed(lambda given=pair: replaced(semantic, *given, *rest)) == own  # type: ignore[misc]
+        for alone in NUMBERS:
+            for pair in ((some_of(dtype, [4], number), alone), (alone, some_of(dtype, [], number))):
+                for _ in range(2):  # made, and found again
+                    own = computed(lambda given=pair: own_method(semantic, *given, *rest))  # type: ignore[misc]
+                    assert computed(lambda given=pair: replaced(semantic, *given, *rest)) == own  # type: ignore[misc]
+
+
+def test_offsets_are_added_to_pointers_alike() -> None:
+    own_method, replaced = interpreter.TritonSemantic.add, fast.method("add")
+    for element, left, right in itertools.product(
+        (tl.int8, tl.float32), SHAPES_OF_OFFSETS, SHAPES_OF_OFFSETS
+    ):
+        base = some_of(tl.uint64, left, 5)
+        pointer = tl.pointer_type(element)
+        pointers = tl.tensor(
+            interpreter.TensorHandle(base.handle.data, pointer),
+            core.block_type(pointer, left) if left else pointer,
+        )
+        for dtype in DTYPES:
+            offset = some_of(dtype, right, 6)
+            for pair in ((pointers, offset), (offset, pointers), (pointers, pointers), (pointers, 3)):
+                own = computed(lambda given=pair: own_method(semantic, *given, True))  # type: ignore[misc]
+                assert computed(lambda given=pair: replaced(semantic, *given, True)) == own  # type: ignore[misc]
 
 
 def test_constexprs_are_unwrapped_alike() -> None:

@@ -6,8 +6,10 @@ Values, types and refusals are Triton's own (`tests/engine/test_interpreter.py`)
 from __future__ import annotations
 
 import functools
+from types import MethodType
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -25,10 +27,23 @@ def _builtin_names(package: Any) -> tuple[str, ...]:
 _CHECKS_FOR_SEMANTIC = _core.builtin(lambda: None).__code__
 
 
+# Operators of tensors, and the semantic's method that each of them comes to by two functions.
+_OPERATORS = {tl.tensor.__add__: "add", tl.tensor.__sub__: "sub", tl.tensor.__mul__: "mul"}
+
+
+def _operator(compute: Any) -> Any:
+    def interpreted(self: Any, other: Any, _semantic: Any = None) -> Any:
+        return compute(self, unwrap_if_constexpr(other), True)
+
+    return interpreted
+
+
 @functools.cache
 def _interpreted(member: Any) -> Any:
     """`member` with the interpreter's semantic. Where `tl.core.builtin` does no more than to check that it
-    has one, what it wraps is called at once."""
+    has one, what it wraps is called at once; so is the sum, difference or product behind an operator."""
+    if member in _OPERATORS:
+        return _operator(getattr(interpreter.interpreter_semantic, _OPERATORS[member]))
     checked = getattr(member, "__code__", None) is _CHECKS_FOR_SEMANTIC
     called = member.__wrapped__ if checked else member
 
@@ -99,6 +114,46 @@ def unwrap_if_constexpr(value: Any) -> Any:
     return unwrap_any(value) if isinstance(value, _SEQUENCES) else value
 
 
+_MOST_BYTES: dict[str, int] = {}
+
+
+def _most_bytes(dtype: Any) -> int:
+    """Bytes that an element of this type may take."""
+    found = _MOST_BYTES.get(dtype.name)
+    if found is None:
+        pointer = isinstance(dtype, _core.pointer_type)
+        found = _MOST_BYTES[dtype.name] = 16 if pointer else max(8, dtype.primitive_bitwidth) // 8
+    return found
+
+
+def init_handle(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+    """Instead of its own function, which works out each time what an element may take; that one refuses."""
+    self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+    if data.itemsize > _most_bytes(dtype):
+        self.__post_init__()
+
+
+def get_element_ty(self: Any) -> Any:
+    """Instead of its own function, which finds the end by an exception."""
+    dtype = self.dtype
+    while isinstance(dtype, (_core.pointer_type, _core.block_type)):
+        dtype = dtype.element_ty
+    return dtype
+
+
+binary_op_anew = interpreter.InterpreterBuilder.binary_op
+
+
+def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+    """Instead of its own function, which validates the size of an element twice."""
+    if lhs.data.dtype == bool:
+        return binary_op_anew(self, lhs, rhs, op)
+    dtype, output = lhs.dtype.scalar, op(lhs.data, rhs.data)
+    if output.itemsize > _most_bytes(dtype):
+        output = output.astype(get_np_dtype(dtype))
+    return interpreter.TensorHandle(output, dtype)
+
+
 @functools.cache
 def _tensor_shape(shape: tuple[int, ...]) -> tuple[Any, Any]:
     """A tensor's `shape` and `numel`, which all tensors of that shape share."""
@@ -108,12 +163,19 @@ def _tensor_shape(shape: tuple[int, ...]) -> tuple[Any, Any]:
     return _core.tuple([_constexpr(size) for size in shape]), _constexpr(numel)
 
 
+_NO_SHAPE = _tensor_shape(())
+
+
 def init_tensor(self: Any, handle: Any, type: Any) -> None:
     """Instead of its own function, which makes a constexpr of each size and the type of their tuple."""
     self.handle = handle
-    self.shape, self.numel = _tensor_shape(tuple(type.shape.values) if type.is_block() else ())
     self.type = type
-    self.dtype = type.scalar
+    if type.is_block():
+        self.shape, self.numel = _tensor_shape(tuple(type.shape.values))
+        self.dtype = type.element_ty
+    else:
+        self.shape, self.numel = _NO_SHAPE
+        self.dtype = type
 
 
 init_block_type_anew = _core.block_type.__init__
@@ -252,13 +314,17 @@ def operands(
 ) -> Any:
     """Instead of its own function: two tensors of one type need no conversion, and a number is converted and
     repeated to a shape once. All else, and every refusal, is its own."""
+    if (
+        arithmetic_check
+        and type(lhs) is type(rhs) is tl.tensor
+        and lhs.dtype is rhs.dtype
+        and _stays(lhs.dtype, div_or_mod)
+    ):
+        return self.broadcast_impl_value(lhs, rhs)
     left_number, right_number = type(lhs) in (int, float), type(rhs) in (int, float)
     anew = functools.partial(
         operands_anew, self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
     )
-    if arithmetic_check and type(lhs) is type(rhs) is tl.tensor:
-        alike = lhs.dtype is rhs.dtype and _stays(lhs.dtype, div_or_mod)
-        return self.broadcast_impl_value(lhs, rhs) if alike else anew()
     number, other = (lhs, rhs) if left_number else (rhs, lhs)
     # Zeros have a sign, which does not show in a key.
     if (
@@ -283,6 +349,95 @@ def operands(
     return (known, other) if left_number else (other, known)
 
 
+_INTEGERS = (tl.int8, tl.uint8, tl.int16, tl.uint16, tl.int32, tl.uint32, tl.int64, tl.uint64)
+_FLOATS = (tl.float16, tl.float32, tl.float64)
+# Types that numpy computes with as they are: no bits as truth values, no floats kept as integers.
+_NUMERIC = {dtype.name for dtype in (*_INTEGERS, *_FLOATS)}
+_BITS = {dtype.name for dtype in (*_INTEGERS, tl.int1)}
+# Offsets that are added to a pointer as they are: signed ones, and those of 64 bits.
+_OFFSETS = {dtype.name for dtype in (tl.int8, tl.int16, tl.int32, tl.int64, tl.uint64)}
+# Methods of the semantic: what numpy computes for them, with which types, and if the result is true or false.
+METHODS = {
+    "add": (np.add, _NUMERIC, False),
+    "sub": (np.subtract, _NUMERIC, False),
+    "mul": (np.multiply, _NUMERIC, False),
+    "less_than": (np.less, _NUMERIC, True),
+    "less_equal": (np.less_equal, _NUMERIC, True),
+    "greater_than": (np.greater, _NUMERIC, True),
+    "greater_equal": (np.greater_equal, _NUMERIC, True),
+    "equal": (np.equal, _NUMERIC, True),
+    "not_equal": (np.not_equal, _NUMERIC, True),
+    "and_": (np.bitwise_and, _BITS, False),
+    "or_": (np.bitwise_or, _BITS, False),
+    "xor_": (np.bitwise_xor, _BITS, False),
+}
+# A number beside a tensor of a type that it does not change, as an array of one element.
+_NUMBERS_ALONE: dict[tuple[Any, ...], Any] = {}
+
+
+def _number_alone(self: Any, number: Any, dtype: Any) -> Any:
+    """The number as an array; None where it changes the type, or is refused."""
+    key = (type(number), number, dtype.name)
+    if key not in _NUMBERS_ALONE:
+        if len(_NUMBERS_ALONE) == _MOST_NUMBERS:
+            _NUMBERS_ALONE.clear()
+        one = tl.tensor(interpreter.TensorHandle(np.ones(1, get_np_dtype(dtype)), dtype), dtype)
+        try:
+            stayed, made = operands_anew(self, one, number)
+        except Exception:
+            stayed, made = None, None
+        _NUMBERS_ALONE[key] = made.handle.data if stayed is one else None
+    return _NUMBERS_ALONE[key]
+
+
+def _moved(self: Any, pointer: Any, offset: Any) -> Any:
+    """`pointer` by `offset` elements."""
+    shape = pointer.type
+    if pointer.shape is _NO_SHAPE[0] and offset.shape is not pointer.shape:
+        shape = offset.type.with_element_ty(pointer.dtype)
+    elif offset.shape is not pointer.shape and offset.shape is not _NO_SHAPE[0]:
+        pointer, offset = self.broadcast_impl_value(pointer, offset)
+        shape = pointer.type
+    return tl.tensor(self.builder.create_addptr(pointer.handle, offset.handle), shape)
+
+
+def method(name: str) -> Any:
+    """Replaces a method of the semantic, which asks some twenty times what its operands are. Where they are
+    of one type and shape, or one of them is a single number, numpy computes the same; all else, and every
+    refusal, is its own."""
+    anew = getattr(interpreter.TritonSemantic, name)
+    compute, kinds, is_truth = METHODS[name]
+    adds = name == "add"
+
+    def fast(self: Any, input: Any, other: Any, *rest: Any, **named: Any) -> Any:
+        if type(input) is not tl.tensor:
+            return anew(self, input, other, *rest, **named)
+        dtype, like, left = input.dtype, input.type, input.handle.data
+        right = None
+        if dtype.name in kinds:
+            if type(other) is tl.tensor:
+                if other.dtype is dtype and other.handle.data.dtype == left.dtype:
+                    if other.shape is input.shape or other.shape is _NO_SHAPE[0]:
+                        right = other.handle.data
+                    elif input.shape is _NO_SHAPE[0]:
+                        right, like = other.handle.data, other.type
+            elif type(other) in (int, float) and (other or type(other) is int):
+                right = _number_alone(self, other, dtype)
+                if right is not None and right.dtype != left.dtype:
+                    right = None
+        elif adds and type(other) is tl.tensor and dtype.is_ptr() and other.dtype.name in _OFFSETS:
+            return _moved(self, input, other)
+        if right is None:
+            return anew(self, input, other, *rest, **named)
+        if is_truth:
+            like = like.with_element_ty(tl.int1) if like.is_block() else tl.int1
+        handle = object.__new__(interpreter.TensorHandle)  # of the size that its operands have
+        handle.data, handle.dtype, handle.attr = compute(left, right), input.handle.dtype.scalar, {}
+        return tl.tensor(handle, like)
+
+    return fast
+
+
 def make_launches_cheap() -> None:
     """Replaces the interpreter's functions by those above."""
     for package in (tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base):
@@ -294,6 +449,13 @@ def make_launches_cheap() -> None:
     _core.tensor.__init__ = init_tensor
     _core.block_type.__init__ = init_block_type
     _core.block_type.with_element_ty = with_element_ty
+    interpreter.TensorHandle.__init__ = init_handle
+    interpreter.TensorHandle.get_element_ty = get_element_ty
+    interpreter.InterpreterBuilder.binary_op = binary_op
+    semantic: Any = interpreter.interpreter_semantic
+    for name in METHODS:
+        # Of the interpreter's alone: a kernel that is compiled has no numbers.
+        setattr(semantic, name, MethodType(method(name), semantic))
     interpreter.TritonSemantic.computation_type_impl = computation_type
     interpreter.TritonSemantic.broadcast_impl_value = broadcast_impl_value
     interpreter.TritonSemantic.binary_op_type_checking_impl = operands
