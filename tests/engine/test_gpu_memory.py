@@ -35,8 +35,9 @@ FULL = Load(Size(500, 64, 300, 24, 16, 4, graph=True), 3, 20, Flat())
 
 
 def resident_kib() -> int:
+    """Memory that the process has allocated and touched; pages of files, as of libraries, come and go."""
     status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0])
+    return sum(int(status.partition(f"{kind}:")[2].split()[0]) for kind in ("RssAnon", "RssShmem"))
 
 
 def measured() -> dict[str, int]:
