@@ -43,33 +43,15 @@ def _quotients(x, scales):
 
 @triton.jit
 def codes_of(x, scales):
-    """x [rows, dim] float32 with `scales` [rows] → the codes, float8_e4m3fn, by the GPU's own conversion. The
-    one by integers, which the interpreter needs, takes 15 instructions."""
-    if ON_CHIP:
-        return _quotients(x, scales).to(tl.float8e4nv)
-    else:
-        return codes_and_values(x, scales)[0]
-
-
-@triton.jit
-def codes_and_values(x, scales):
-    """x [rows, dim] float32 with `scales` [rows] → the codes, and what they stand for, exact in float32.
+    """x [rows, dim] float32 with `scales` [rows] → the codes, float8_e4m3fn, and the numbers that they are,
+    exact in float32: times its scale, what a code stands for.
 
     By integers: where a kernel has the GPU convert numbers to codes and these back again, the assembler of
     CUDA 12.8, which Triton 3.6 brings, reads registers that were never written (half of a prompt's keys and
     values were of no meaning; that of CUDA 12.9 does not).
     """
     codes = to_e4m3(_quotients(x, scales))
-    return codes.to(tl.uint8).to(tl.float8e4nv, bitcast=True), from_e4m3(codes) * scales[:, None]
-
-
-@triton.jit
-def numbers_of(codes):
-    """Codes float8_e4m3fn as numbers, exact, in float32."""
-    if ON_CHIP:
-        return codes.to(tl.float16).to(tl.float32)
-    else:
-        return from_e4m3(codes.to(tl.uint8, bitcast=True).to(tl.int32))
+    return codes.to(tl.uint8).to(tl.float8e4nv, bitcast=True), from_e4m3(codes)
 
 
 @triton.jit

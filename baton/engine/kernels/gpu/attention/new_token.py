@@ -7,9 +7,7 @@ import triton
 import triton.language as tl
 
 from baton.engine.kernels.gpu.attention.kv_codes import (
-    codes_and_values,
     codes_of,
-    numbers_of,
     packed,
     scales_of,
 )
@@ -64,9 +62,9 @@ def _quantised(x, place, in_dim):
     float32."""
     x = x.to(tl.float32)
     scales = scales_of(tl.max(tl.abs(x), 1))
-    codes, values = codes_and_values(x, scales)
+    codes, numbers = codes_of(x, scales)
     tl.store(place, codes, mask=in_dim[None, :])
-    return values, scales
+    return numbers * scales[:, None], scales
 
 
 @triton.jit
@@ -156,12 +154,12 @@ def write_tokens(
     if CODES:
         k, v = k.to(tl.float32), v.to(tl.float32)
         k_scales, v_scales = scales_of(tl.max(tl.abs(k), 1)), scales_of(tl.max(tl.abs(v), 1))
-        k_codes, v_codes = codes_of(k, k_scales), codes_of(v, v_scales)
+        k_codes, k = codes_of(k, k_scales)
+        v_codes, v = codes_of(v, v_scales)
         tl.store(places, k_codes, mask=written)
         tl.store(places + plane_stride, v_codes, mask=written)
         pairs = layer_pairs + block * pair_block_stride + in_block
         tl.store(pairs, packed(k_scales, v_scales), mask=mine)
-        k, v = numbers_of(k_codes), numbers_of(v_codes)
     else:
         tl.store(places, k, mask=written)
         tl.store(places + plane_stride, v, mask=written)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton.device.ptx import together
 from baton.engine.kernels.gpu.attention.items import Heads
-from baton.engine.kernels.gpu.attention.kv_codes import codes_and_values, scales_of
+from baton.engine.kernels.gpu.attention.kv_codes import codes_of, scales_of
 from baton.engine.kernels.gpu.attention.launch import check_cache, check_table, scale_pairs
 
 _ROWS = 32
@@ -91,11 +91,11 @@ def _prompt_qkv(
         if CODES:
             x, y = a.to(tl.float32), b.to(tl.float32)
             scales = scales_of(tl.maximum(tl.max(tl.abs(x), 1), tl.max(tl.abs(y), 1)))
-            x_codes, x = codes_and_values(x, scales)
-            y_codes, y = codes_and_values(y, scales)
+            x_codes, x = codes_of(x, scales)
+            y_codes, y = codes_of(y, scales)
             together()
-            tl.store(low, x.to(dtype), mask=mask)
-            tl.store(low + half, y.to(dtype), mask=mask)
+            tl.store(low, (x * scales[:, None]).to(dtype), mask=mask)
+            tl.store(low + half, (y * scales[:, None]).to(dtype), mask=mask)
             tl.store(places, x_codes, mask=mask)
             tl.store(places + half, y_codes, mask=mask)
             pair = (
