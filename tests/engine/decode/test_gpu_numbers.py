@@ -115,9 +115,9 @@ def test_steps_of_published_widths(monkeypatch: pytest.MonkeyPatch, shape: str, 
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@torch.no_grad()
 def test_the_first_part_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step runs in the interpreter, with a weight that is not a number."""
-    torch.set_grad_enabled(False)
     monkeypatch.setitem(SHAPES, "cut", SHAPES["tiny"])
     case = DecodeCase("cut", Precision("fp32"), 2, 20, "greedy", "fast")
     prove(case, (2,), device="cpu", interpreted=True)
