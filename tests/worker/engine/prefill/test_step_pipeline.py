@@ -14,7 +14,7 @@ from torch import Tensor
 from baton.device.streams.stream import HostStream, TimedEvent
 from baton.engine.executor.decode_factory import decode_loop
 from baton.engine.forward.joined_rows import JoinedRows
-from baton.engine.memory.kv_cache import KVCache
+from baton.engine.memory.kv_cache import BlockMemory
 from baton.engine.model.modules import Model
 from baton.engine.plan.decode_rows import next_rows
 from baton.engine.plan.decode_state import DecodeState
@@ -106,8 +106,9 @@ def test_tokens_are_the_same_with_the_gpu_kernels(
     request.getfixturevalue("late")
     assert run(tmp_path / "late") == expected
 
-    def by_kernels(model: Model, cache: KVCache, most_rows: int, **_: bool) -> PrefillPass:
-        return PrefillPass(model, cache, most_rows, SMALL_RULE, SMALL_TUNING)
+    def by_kernels(ranks: Sequence[Model], cache: BlockMemory, most_rows: int, **_: object) -> PrefillPass:
+        (model,), (own,) = ranks, cache.ranks
+        return PrefillPass(model, own, most_rows, SMALL_RULE, SMALL_TUNING)
 
     monkeypatch.setattr("services.worker.engine.startup.prefill_setup.prompt_pass", by_kernels)
     assert run(tmp_path / "kernels") == expected
@@ -128,9 +129,10 @@ def test_tokens_are_the_same_where_decode_steps_are_part_of_prefill_steps(
             return super().forward(step, joined)
 
     def by_kernels(
-        model: Model, cache: KVCache, most_rows: int, joined: Sequence[JoinedRows], **_: bool
+        ranks: Sequence[Model], cache: BlockMemory, most_rows: int, joined: Sequence[JoinedRows], **_: object
     ) -> PrefillPass:
-        return WatchedPass(model, cache, most_rows, SMALL_RULE, SMALL_TUNING, joined=joined)
+        (model,), (own,) = ranks, cache.ranks
+        return WatchedPass(model, own, most_rows, SMALL_RULE, SMALL_TUNING, joined=joined)
 
     monkeypatch.setattr("services.worker.engine.startup.prefill_setup.prompt_pass", by_kernels)
     monkeypatch.setattr("services.worker.engine.assembly.decode_loop", partial(decode_loop, interpreted=True))
