@@ -185,6 +185,17 @@ def deliver(
 
 
 @triton.jit
+def _add_part(peaks, counts, values, highest, total, attn_out):
+    """Adds a part, its highest scores `peaks`, sums of weights `counts` [queries] and weighted sums `values`
+    [queries, dim] → highest, total, attn_out as `softmax_step` has them, with it."""
+    higher = tl.maximum(highest, peaks)
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    fade = tl.exp2(highest - base)
+    weights = tl.exp2(peaks - base)
+    return higher, total * fade + counts * weights, attn_out * fade[:, None] + values * weights[:, None]
+
+
+@triton.jit
 def _combine(
     sums,
     scales,
@@ -223,13 +234,7 @@ def _combine(
                 sums + rows[:, None] * DIM + d[None, :], mask=mask, other=0.0, cache_modifier=".cg"
             )
             peaks = tl.where(part < begin + ahead, float("-inf"), peaks)
-            higher = tl.maximum(highest, peaks)
-            base = tl.where(higher == float("-inf"), 0.0, higher)
-            fade = tl.exp2(highest - base)
-            weights = tl.exp2(peaks - base)
-            total = total * fade + counts * weights
-            attn_out = attn_out * fade[:, None] + values * weights[:, None]
-            highest = higher
+            highest, total, attn_out = _add_part(peaks, counts, values, highest, total, attn_out)
     result = attn_out / total[:, None]
     rows = row.to(tl.int64) * HEADS + offsets
     tl.store(out + rows[:, None] * DIM + d[None, :], result.to(out.dtype.element_ty), mask=mask)
@@ -267,13 +272,7 @@ def _combine_rows(
         peaks = tl.load(scales + rows * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
         counts = tl.load(scales + rows * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
         values = tl.load(sums + rows[:, None] * DIM + d[None, :], mask=mask, other=0.0, cache_modifier=".cg")
-        higher = tl.maximum(highest, peaks)
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        fade = tl.exp2(highest - base)
-        weights = tl.exp2(peaks - base)
-        total = total * fade + counts * weights
-        attn_out = attn_out * fade[:, None] + values * weights[:, None]
-        highest = higher
+        highest, total, attn_out = _add_part(peaks, counts, values, highest, total, attn_out)
     result = _quotient(attn_out, total, there, ROWS)
     rows = row.to(tl.int64) * HEADS + offsets
     tl.store(out + rows[:, None] * DIM + d[None, :], result.to(out.dtype.element_ty), mask=mask)
