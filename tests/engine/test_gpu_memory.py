@@ -40,10 +40,10 @@ def resident_kib() -> int:
     return sum(int(status.partition(f"{kind}:")[2].split()[0]) for kind in ("RssAnon", "RssShmem"))
 
 
-def measured() -> dict[str, int]:
-    """Memory in KiB by kind, with nothing running."""
+def measured(device: str) -> dict[str, int]:
+    """Memory in KiB by kind, with nothing running: the host's, and a GPU's that no other process uses."""
     found = {"host": resident_kib()}
-    if DEVICE == "cuda":
+    if device == "cuda":
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
         found |= {"allocated": torch.cuda.memory_allocated() // 1024, "given away": (total - free) // 1024}
@@ -60,7 +60,7 @@ def prove(folder: Path, load: Load) -> str:
     samples: dict[str, list[Sample]] = {}
     tokens = cancelled = 0
     for number in range(-load.warm_up, load.rounds + 1):
-        for name, kib in measured().items() if number >= 0 else ():
+        for name, kib in measured(device).items() if number >= 0 else ():
             samples.setdefault(name, []).append(Sample(number * size.requests, kib))
         if number == load.rounds:
             break

@@ -44,7 +44,7 @@ def test_prefill_steps_of_a_start_have_tokens_that_differ(
 ) -> None:
     made = GraphTwins(
         tmp_path, "llama", lengths=(40,), most_rows=64, block_tokens=4, tuning=SMALL_TUNING,
-        split=SMALL_SPLIT, layers=1,
+        split=SMALL_SPLIT, layers=1, device=DEVICE,
     ).eager  # fmt: skip
     ran: list[PrefillStep] = []
     forward = made.forward

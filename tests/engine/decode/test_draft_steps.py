@@ -35,6 +35,12 @@ class Drafting:
             proposer=self._scripts, **({"graph": True} | options),
         )  # fmt: skip
 
+    def settle(self) -> None:
+        """Waits for the steps that were launched, and reads what they emitted."""
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        self.engine.read()
+
     def _scripts(self, state: SlotState) -> ScriptTable:
         self.script = ScriptTable(state, random.Random(3), 400)
         return self.script
@@ -79,7 +85,7 @@ def test_drafts_change_no_token_and_no_logprob(
 def test_steps_that_join_prompts_leave_drafts_out(tmp_path: Path) -> None:
     """And the one behind them verifies drafts again."""
     plain = LocalEngine(tmp_path / "model", device=DEVICE)
-    starts = [(PROMPTS[0], 12), (list(range(30, 63)), 6)]
+    starts = [(PROMPTS[0], 40), (list(range(30, 63)), 6)]
     wanted = [plain.run(plain.start(prompt, max_tokens=most))[0] for prompt, most in starts]
     drafting = Drafting(tmp_path, 4, numerics="fast", mixed="eager")
     engine = drafting.engine
@@ -94,7 +100,9 @@ def test_steps_that_join_prompts_leave_drafts_out(tmp_path: Path) -> None:
     joined = engine.decode.progress.progress(*first)
     assert joined.steps > before.steps
     while (behind := engine.decode.progress.progress(*first)).steps == joined.steps:
+        assert first not in engine.finish
         engine.step()
+        drafting.settle()
     assert behind.drafts - joined.drafts == 3 * (behind.steps - joined.steps)
     assert engine.run(first, second) == wanted
 
@@ -111,6 +119,7 @@ def test_the_step_that_admits_a_sequence_verifies_drafts(tmp_path: Path, *, grap
         drafting.script.begin(mine[-1], [*prompt, *output], "right")
         while not drafting.engine.output[mine[-1]]:
             drafting.engine.step()
+        drafting.settle()
         assert len(drafting.engine.output[mine[-1]]) >= 1 + 4, "the token of its admission, and a step's"
     assert drafting.engine.run(*mine) == wanted
     for key in mine:
@@ -248,6 +257,7 @@ def test_a_policy_changes_no_token(tmp_path: Path, row_s: float) -> None:
     key = engine.start(PROMPTS[1], max_tokens=LENGTH)
     drafting.script.begin(key, [*PROMPTS[1], *wanted[0]], "right")
     assert engine.run(key) == wanted
+    drafting.settle()
     loop.observe()
     assert (engine.executor.speculative_steps > 0) is (row_s < 1)
     assert not loop.steps.queued, "all launched steps were seen to end"

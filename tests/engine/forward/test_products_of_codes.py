@@ -173,7 +173,7 @@ class Part:
 @pytest.mark.usefixtures("unscaled")
 @pytest.mark.parametrize(
     "choice",
-    [W8A8Library(), W8A8Tuning(16, 64, 64, 2, 2, 4), RowCodesTuning(16, 64, 16, 2, 2, 4)],
+    [W8A8Library(), W8A8Tuning(16, 64, 64, 2, 2, 4), RowCodesTuning(16, 64, 32, 2, 2, 4)],
     ids=["library", "tiles", "on the way"],
 )
 @pytest.mark.parametrize("rank", [0, 1])

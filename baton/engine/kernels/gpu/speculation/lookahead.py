@@ -1,10 +1,12 @@
-"""The lookahead table on the GPU: the same as `baton.engine.speculation.lookahead_table`, cell for cell.
+"""The lookahead table on the GPU, in the format of `baton.engine.speculation.lookahead_table`.
 
     probe   the keys of a slot's last 3, 5 and 7 tokens → what followed the longest one that is found
     fill    each place of an output that has ended → cells of its keys
 
 A probe is part of the kernel that proposes drafts: three reads of a bucket, one cache line each, which do not
 wait for one another. Filling is a kernel of its own, one program a place, on another stream than the steps'.
+Programs do not wait for one another: where two fill cells of one bucket at the same time, one of them may be
+lost or be found by no key (`lookahead_cells`), which costs a draft and changes no token.
 """
 
 from __future__ import annotations
@@ -160,11 +162,15 @@ def _fill(
             _vote(cells, counts, key, new1, new2, new3, stamp, BUCKETS)
 
 
-def fill_table(table: LookaheadTable, history: History, output: Output) -> None:
-    """Fills the table with an output from its slot's history, on the current stream."""
+def fill_table(
+    table: LookaheadTable, history: History, output: Output, *, places_at_once: int | None = None
+) -> None:
+    """Fills the table with an output from its slot's history, on the current stream. `places_at_once`: None:
+    all; with 1 the cells are those of the table's twin, bit for bit."""
     places = max(output.end - 1 - output.first, 1)
-    _fill[(places,)](
-        table.cells, table.seeds, table.counts, history.tokens, history.end, history.fixed,
-        output.slot, output.first, output.end, output.stamp,
-        LENGTH=history.length, BUCKETS=table.cells.shape[0], num_warps=1,
-    )  # fmt: skip
+    for first in range(0, places, places_at_once or places):
+        _fill[(min(places_at_once or places, places - first),)](
+            table.cells, table.seeds, table.counts, history.tokens, history.end, history.fixed,
+            output.slot, output.first + first, output.end, output.stamp,
+            LENGTH=history.length, BUCKETS=table.cells.shape[0], num_warps=1,
+        )  # fmt: skip

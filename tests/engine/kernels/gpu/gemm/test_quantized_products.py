@@ -236,7 +236,11 @@ def test_codes_times_codes(
     tuning = SkinnyTuning(rows=16, columns=64, width=64, splits=splits, stages=2)
     space = SplitSpace(*split_space_needed(m, n, tuning, epilogue), torch.device(DEVICE))
     quantized_linear(out, x.codes, weight, None, epilogue, tuning, space, x.scales.view(-1))
-    torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
+    # A GPU's units keep 13 bits behind the point of the largest product of fp8 that they add up.
+    close = (
+        2**-12 * float(expected.abs().max()) if weight_format.codes == "fp8" and DEVICE == "cuda" else 1e-3
+    )
+    torch.testing.assert_close(out, expected, rtol=1e-3, atol=close)
 
 
 @pytest.mark.parametrize("norm", [False, True])
