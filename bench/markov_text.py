@@ -1,8 +1,8 @@
 """Text that repeats itself as often as is wanted, models that write it, and vLLM on them.
 
     python -m bench.markov_text FOLDER [--shape llama-3.1-8b] [--dtype bf16] [--text markov:0.8] [--device D]
-    python -m bench.markov_text FOLDER --vllm [--text markov:0.8] [--batch 1,8,64] [--drafts 0,3,7]
-        [--context 1024] [--method ngram_gpu]
+    python -m bench.markov_text FOLDER --vllm [--shape llama-3.1-8b] [--text markov:0.7,markov:0.9]
+        [--batch 1,8,64] [--drafts 0,3,7] [--context 1024] [--method ngram_gpu] [--options JSON]
 
 A token of a cycle of 128 ids is followed by its successor with the given chance, else by any of them. The
 first command writes a checkpoint of that shape which draws so at temperature 1, for engines that read one
@@ -11,10 +11,11 @@ needs Python alone. A lookup's drafts are right less often than the chance says,
 first: text of 1,024 tokens and more makes about 1.5, 1.9 and 3.0 tokens a step with 7 drafts at chances of
 0.7, 0.8 and 0.9.
 
---vllm: the time of a sequence's token of vLLM on such a checkpoint, with drafts and without, as `bench.decode
---text` measures it of Baton. Run by the Python that has vLLM, from the repository's root. Its n-gram proposer
-looks up matches of 2 to 8 tokens. Sequences have prompts of their own, which no run sends again; time is the
-difference of outputs of 160 and of 32 tokens, the median of three runs. A JSON object a line.
+--vllm: the time of a sequence's token of vLLM on such weights, with drafts and without, as `bench.decode
+--text` measures it of Baton. Run by the Python that has vLLM, from the repository's root; FOLDER gets a
+configuration alone, since vLLM's workers draw the weights. Its n-gram proposer looks up matches of 2 to 8
+tokens. Sequences have prompts of their own, which no run sends again; time is the difference of outputs of
+160 and of 32 tokens, the median of three runs. A JSON object a line.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ import os
 import random
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from bench.shapes import Precision
 
 CYCLE = 128
 # The embedding's magnitude: far more than what all layers add to it, so that the head still sees the token.
@@ -117,16 +121,23 @@ def write_checkpoint(
     from bench.engine_driver import random_model
     from bench.shapes import SHAPES, Precision
 
-    folder.mkdir(parents=True, exist_ok=True)
     precision = Precision(dtype)
-    config = {**SHAPES[shape].config, "torch_dtype": precision.torch_dtype}
-    (folder / "config.json").write_text(json.dumps(config))
+    config = _write_config(folder, shape, precision)
 
     def save(weights: dict[str, Any]) -> None:
         encode(weights, chance)
         _save(folder, weights, shard_bytes)
 
     random_model(SHAPES[shape], precision, config["max_position_embeddings"], 64, device, save)
+
+
+def _write_config(folder: Path, shape: str, precision: Precision) -> dict[str, Any]:
+    from bench.shapes import SHAPES
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {**SHAPES[shape].config, "torch_dtype": precision.torch_dtype}
+    (folder / "config.json").write_text(json.dumps(config))
+    return config
 
 
 def _save(folder: Path, weights: dict[str, Any], shard_bytes: int) -> None:
@@ -152,17 +163,29 @@ def _save(folder: Path, weights: dict[str, Any], shard_bytes: int) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def draw_weights(chance: float, model: Any) -> None:
+    """Draws the weights of a module that has a checkpoint's names for embedding and head, for such text."""
+    weights = {name: weight.data for name, weight in model.named_parameters()}
+    for name, weight in weights.items():
+        if name.endswith("norm.weight"):
+            weight.fill_(1)
+        else:
+            weight.normal_(0, weight.shape[-1] ** -0.5)
+    encode(weights, chance)
+
+
 class Peer:
     """vLLM with `drafts` drafts a step."""
 
-    def __init__(self, folder: Path, drafts: int, arguments: argparse.Namespace) -> None:
+    def __init__(self, drafts: int, arguments: argparse.Namespace) -> None:
         import torch
         import vllm
 
         speculative = {"method": arguments.method, "num_speculative_tokens": drafts, **_MATCHES}
         self._vllm, self._torch = vllm, torch
         self._model = vllm.LLM(
-            model=str(folder),
+            model=str(arguments.folder),
+            load_format="dummy",
             skip_tokenizer_init=True,
             dtype="bfloat16",
             max_model_len=arguments.context + 2 * _LONG,
@@ -171,8 +194,14 @@ class Peer:
             max_num_seqs=256,
             disable_log_stats=False,
             **({"speculative_config": speculative} if drafts else {}),
+            **json.loads(arguments.options),
         )
-        self._chance, self._context, self._seed = chance_of(arguments.text), arguments.context, 1 << 20
+        self._chance, self._context, self._seed = 0.0, arguments.context, 1 << 20
+
+    def write(self, chance: float) -> None:
+        """Has the model write text of that chance from now on."""
+        self._model.apply_model(partial(draw_weights, chance))
+        self._chance = chance
         self.run(4, _SHORT)
 
     def run(self, batch: int, output: int) -> float:
@@ -207,18 +236,30 @@ class Peer:
 
 
 def measure_vllm(arguments: argparse.Namespace) -> None:
-    """Prints a line for each number of drafts and batch."""
+    """Prints a line for each number of drafts, text and batch."""
+    from bench.shapes import Precision
+
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # A function is sent to the workers.
+    os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    _write_config(arguments.folder, arguments.shape, Precision(arguments.dtype))
     for drafts in map(int, arguments.drafts.split(",")):
-        peer = Peer(arguments.folder, drafts, arguments)
-        for batch in map(int, arguments.batch.split(",")):
-            times = peer.token_ms(batch)
-            case = {"text": arguments.text, "drafts": drafts, "batch": batch, "context": arguments.context}
-            figures = {"tpot_ms": round(statistics.median(times), 3), "runs_ms": [round(t, 3) for t in times]}
-            print(json.dumps(case | figures | {"counts": peer.counted()}), flush=True)
+        peer = Peer(drafts, arguments)
+        for text in arguments.text.split(","):
+            peer.write(chance_of(text))
+            print_times(peer, text, drafts, arguments)
         del peer
         gc.collect()
+
+
+def print_times(peer: Peer, text: str, drafts: int, arguments: argparse.Namespace) -> None:
+    """Prints a line for each batch; its counts are those of the batches before it as well."""
+    for batch in map(int, arguments.batch.split(",")):
+        times = peer.token_ms(batch)
+        case = {"text": text, "drafts": drafts, "batch": batch, "context": arguments.context}
+        figures = {"tpot_ms": round(statistics.median(times), 3), "runs_ms": [round(t, 3) for t in times]}
+        print(json.dumps(case | figures | {"counts": peer.counted()}), flush=True)
 
 
 def main() -> None:
@@ -232,11 +273,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--text", default="markov:0.8")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--vllm", action="store_true", help="measure vLLM on the checkpoint that is there")
+    parser.add_argument("--vllm", action="store_true", help="measure vLLM on such weights")
     parser.add_argument("--batch", default="1,8,64", help="with --vllm")
     parser.add_argument("--drafts", default="0,3,7", help="with --vllm: a step; 0: without speculation")
     parser.add_argument("--context", type=int, default=1024, help="with --vllm: tokens of a prompt")
     parser.add_argument("--method", default="ngram_gpu", help="with --vllm: of proposing")
+    parser.add_argument("--options", default="{}", help="with --vllm: more arguments of its LLM")
     arguments = parser.parse_args()
     try:
         if arguments.vllm:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench.markov_text import chain, chance_of, cycle_of, encode, write_checkpoint
+from bench.markov_text import chain, chance_of, cycle_of, draw_weights, encode, write_checkpoint
 
 IDS = cycle_of(64)
 
@@ -48,3 +48,15 @@ def test_a_checkpoint_draws_what_a_chain_has(tmp_path: Path) -> None:
 def test_models_that_cannot_write_it_are_refused() -> None:
     with pytest.raises(ValueError, match="a head of its own"):
         encode({"model.embed_tokens.weight": torch.zeros(256, 64)}, 0.8)
+
+
+def test_weights_that_are_drawn_in_place_are_those_of_a_chain(tmp_path: Path) -> None:
+    """As vLLM's workers draw them; the weights' order makes no difference to the text."""
+    write_checkpoint(tmp_path, "tiny", "fp32", 0.8, device="cpu")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    draw_weights(0.6, model)
+    prompt = chain(0.6, 64, seed=1, ids=IDS)
+    with torch.no_grad():
+        chances = model(torch.tensor([prompt])).logits[0].softmax(-1)
+    successors = (torch.tensor(prompt) + 1) % IDS
+    assert chances[torch.arange(64), successors].sub(0.6 + 0.4 / IDS).abs().max() < 0.01
