@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import math
@@ -10,6 +9,7 @@ import shutil
 import string
 import tempfile
 from dataclasses import dataclass, field
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +226,8 @@ def _made(text: str) -> Path:
 def _folder() -> str:
     """The folder of all of them, which goes with the process."""
     folder = tempfile.mkdtemp(prefix="checkpoints-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # Not `atexit`, which a forked process of `pytest -n` ends without.
+    Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=0)
     return folder
 
 
