@@ -51,7 +51,7 @@ def test_models_that_cannot_write_it_are_refused() -> None:
 
 
 def test_weights_that_are_drawn_in_place_are_those_of_a_chain(tmp_path: Path) -> None:
-    """As vLLM's workers draw them; the weights' order makes no difference to the text."""
+    """Weights are drawn as vLLM's workers draw them; their order makes no difference to the text."""
     write_checkpoint(tmp_path, "tiny", "fp32", 0.8, device="cpu")
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     draw_weights(0.6, model)
