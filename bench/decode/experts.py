@@ -355,7 +355,7 @@ class Experts:
         """Microseconds of the launch that makes codes of `rows` rows."""
         import torch
 
-        from baton.engine.kernels.gpu.step.quantize_rows import quantize_rows
+        from baton.engine.kernels.gpu.gemm.quantize_rows import quantize_rows
 
         x = torch.randn(rows, self.k, dtype=self.dtype, device=self.device)
         codes, scales = x.to(torch.float8_e4m3fn), torch.ones(rows, device=self.device)

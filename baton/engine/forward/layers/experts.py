@@ -21,14 +21,14 @@ from baton.engine.kernels.gpu.experts.grouped_codes import takes_codes
 from baton.engine.kernels.gpu.experts.grouped_linear import grouped_linear
 from baton.engine.kernels.gpu.experts.library_product import library_multiplies, product_by_library
 from baton.engine.kernels.gpu.experts.route_rows import RouterSpace, RouterTuning, gathers, route_rows
-from baton.engine.kernels.gpu.step.quantize_rows import quantize_rows
+from baton.engine.kernels.gpu.gemm.quantize_rows import quantize_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight
 from baton.engine.kernels.weight_stack import WeightStack
 from baton.engine.model.layers.experts import ExpertsMlp
 from baton.engine.model.modules import Model
 
 # Tiles of the router in steps of few rows, in decode steps of more, and in passes of prompts.
-_ROW_ROUTER, _ROW_ROUTER_ROWS = RouterTuning(rows=1, experts=4), 32
+_ROW_ROUTER, _ROW_ROUTER_ROWS = RouterTuning(rows=1, experts=4), 64
 _FEW_ROWS_ROUTER = RouterTuning(width=256, stages=4)
 _MANY_ROWS_ROUTER = RouterTuning(rows=64, experts=64, warps=8)
 
@@ -107,10 +107,14 @@ class ExpertsSpace:
             ),
         )
 
-    def as_codes(self, x: Tensor, *, early: bool) -> tuple[Tensor, Tensor]:
-        """x [N, K] → codes [N, K] and a scale a row [N], valid until the next call."""
-        codes, scales = self.codes[: x.numel()].view(x.shape), self.code_scales[: len(x)]
-        quantize_rows(codes, scales, x, early=early)
+    def codes_of(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Memory for the codes of rows x [N, K], and a scale a row [N]: valid until the next call."""
+        return self.codes[: x.numel()].view(x.shape), self.code_scales[: len(x)]
+
+    def as_codes(self, x: Tensor, present: Tensor | None, *, early: bool) -> tuple[Tensor, Tensor]:
+        """x [N, K] → `codes_of` it; rows where `present` [N] is negative are left out."""
+        codes, scales = self.codes_of(x)
+        quantize_rows(codes, scales, x, present=present, early=early)
         return codes, scales
 
     def behind(self, first: int) -> ExpertsSpace:
@@ -124,8 +128,8 @@ def _takes_codes(stack: WeightStack) -> bool:
 
 def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor, *, early: bool | None = None) -> None:
     """Adds the mixture's MLP: hidden [M, hidden] += mixture(hidden). Rows that are not present stay as they
-    are. `early`: launches begin before those before them have ended (`dependent_launch`); None: where
-    entries are computed one by one."""
+    are. `early`: launches begin before those before them have ended (`dependent_launch`); None: where it is
+    faster."""
     if mlp.residual.post_norm is not None:
         raise ValueError("no kernel norms the sum of experts")
     rows, (experts, _, _) = hidden.shape[0], mlp.gate_up.shape
@@ -133,12 +137,19 @@ def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor, *, early: 
     ids, weights = space.ids[:rows], space.weights[:rows]
     router = space.row_router if rows <= len(space.row_router.logits) else space.router
     by_entry = rows <= space.entry_rows
-    early = by_entry if early is None else early
+    by_codes = space.codes.numel() > 0 and not by_entry
+    if early is None:
+        # Measured on an H200: behind the router's programs of one row, of which there are many, steps of 32
+        # and 64 rows take 5 and 6 % longer with it; behind its tiles one of 128 rows takes 0.8 % less.
+        early = by_entry or (by_codes and router.tuning.rows > 1 and rows <= MOST_ROWS_OF_DECODE)
     tiles = space.tiles.of_rows(rows, mlp.top_k, experts)
     gathered = not by_entry and gathers(tiles, rows, router.tuning)
+    # Codes of rows come from the router's kernel where a program has a whole row.
+    codes = space.codes_of(normed) if by_codes and router.tuning.rows == 1 else None
+    into, scales = codes or (normed, None)
     route_rows(
-        normed, ids, weights, hidden, mlp.norm, mlp.router, present, mlp.taken, router,
-        normalise=mlp.normalise, tiles=tiles if gathered else None, early=early,
+        into, ids, weights, hidden, mlp.norm, mlp.router, present, mlp.taken, router,
+        normalise=mlp.normalise, scales=scales, tiles=tiles if gathered else None, early=early,
     )  # fmt: skip
     if by_entry:
         inner = space.inner[: ids.numel()]
@@ -148,15 +159,15 @@ def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor, *, early: 
     places = space.places if rows >= LIBRARY_ROWS else None
     if not gathered:
         align_rows(tiles, ids, router.counts, router.tuning.rows, places, early=early)
-    by_codes = space.codes.numel() > 0
-    x = space.as_codes(normed, early=early) if by_codes else (normed, None)
-    grouped_linear(space.inner, x[0], mlp.gate_up, tiles, mlp.top_k, mlp.gate, x_scales=x[1], early=early)
+    if by_codes and codes is None:
+        into, scales = space.as_codes(normed, None, early=early)
+    grouped_linear(space.inner, into, mlp.gate_up, tiles, mlp.top_k, mlp.gate, x_scales=scales, early=early)
     inner = space.inner[: tiles.entry.numel()]
     if places is not None:
         results = product_by_library(inner, mlp.down, places.ends)
     else:
         results = space.results[: rows * mlp.top_k]
-        x = space.as_codes(inner, early=early) if by_codes else (inner, None)
+        x = space.as_codes(inner, tiles.entry.view(-1), early=early) if by_codes else (inner, None)
         grouped_linear(results, x[0], mlp.down, tiles, mlp.top_k, Epilogue.PLAIN, x_scales=x[1], early=early)
     of_entries = None if places is None else places.place[: ids.numel()]
     combine_rows(hidden, results, ids, weights, of_entries, early=early)

@@ -9,14 +9,14 @@ from baton.engine.forward.products.scratch import Scratch
 from baton.engine.gemm_dispatch.choice import DigitsTuning, RowCodesTuning, W8A8Library, W8A8Tuning
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.int4_linear import int4_by_digits, int4_linear
-from baton.engine.kernels.gpu.gemm.quantized_linear import quantized_linear
-from baton.engine.kernels.gpu.gemm.row_codes_linear import row_codes_fit, row_codes_linear
-from baton.engine.kernels.gpu.step.quantize_rows import (
+from baton.engine.kernels.gpu.gemm.quantize_rows import (
     quantize_digits,
     quantize_gated_rows,
     quantize_rows,
     scale_rows,
 )
+from baton.engine.kernels.gpu.gemm.quantized_linear import quantized_linear
+from baton.engine.kernels.gpu.gemm.row_codes_linear import row_codes_fit, row_codes_linear
 from baton.engine.kernels.gpu.step.row_ops import gated_rows, norm_rows
 from baton.engine.kernels.quantized_weight import QuantizedWeight, Weight
 from baton.engine.model.layers.linear import Linear, Product

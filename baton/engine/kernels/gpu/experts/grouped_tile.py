@@ -60,7 +60,7 @@ class GroupedTuning:
         if dtype.itemsize > 2:
             return cls(128, 64, 2, 8) if many else cls(32 if gated else 64, 128, 4, 4)
         if dtype.itemsize == 1:
-            return cls(64 if gated else 128, 128, 3, 4) if many else cls(128, 128, 2 if gated else 3, 8)
+            return cls(64 if gated else 128, 128, 3, 4) if many else cls(64 if gated else 128, 128, 3, 8)
         if quantised:
             return cls(64 if gated else 128, 64, 3, 4) if many else cls(64, 128, 3, 4)
         if many:

@@ -9,18 +9,20 @@ import triton.language as tl
 
 from baton.device.ptx import ON_CHIP, together, wait_for_previous
 from baton.engine.kernels.gpu.experts.choose_experts import choose_experts, gather_entries
+from baton.engine.kernels.gpu.gemm.quantize_rows import MOST_E4M3, store_codes
 
 
 @triton.jit(do_not_specialize=["rows", "tile_count"])
 def route_row(
-    hidden, gain, router, present, normed, ids, weights, taken_in_all, logits, counts, arrived, tile_expert,
-    tile_entry, tile_count, eps, rows,
+    hidden, gain, router, present, normed, scales, ids, weights, taken_in_all, logits, counts, arrived,
+    tile_expert, tile_entry, tile_count, eps, rows,
     WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_POWER: tl.constexpr,
     TOP_K: tl.constexpr, TOP_K_POWER: tl.constexpr, NORMALISE: tl.constexpr, BE: tl.constexpr,
-    TILE: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr,
+    TILE: tl.constexpr, CODES: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (row, part): a row's logits of BE experts; the last of a row chooses its experts, and the last
-    row to be chosen gathers the entries of all, MOST rows at most, where TILE is not 0."""
+    row to be chosen gathers the entries of all, MOST rows at most, where TILE is not 0. CODES: normed rows
+    are stored as codes, with a scale each."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     k = tl.arange(0, WIDTH_POWER)
@@ -38,12 +40,15 @@ def route_row(
         at = row.to(tl.int64) * WIDTH + k
         values = tl.load(hidden + at, mask=inside, other=0.0).to(tl.float32)
         x = values * tl.rsqrt(tl.sum(values * values, 0) / WIDTH + eps)
-        dtype: tl.constexpr = normed.dtype.element_ty
+        dtype: tl.constexpr = hidden.dtype.element_ty
         if gain.dtype.element_ty == dtype:
             x = x.to(dtype).to(tl.float32)
         x = (x * gains.to(tl.float32)).to(dtype)
         if part == 0:
-            tl.store(normed + at, x, mask=inside)
+            if CODES:
+                store_codes(x.to(tl.float32), normed, scales, row.to(tl.int64), k, WIDTH, MOST_E4M3)
+            else:
+                tl.store(normed + at, x, mask=inside)
         sums = tl.sum(matrix.to(tl.float32) * x.to(tl.float32)[None, :], 1)
         tl.store(logits + row.to(tl.int64) * EXPERTS + expert, sums, mask=expert < EXPERTS)
         if ON_CHIP:

@@ -38,8 +38,8 @@ def _row_tile(hidden, row, there, k, WIDTH: tl.constexpr, EVEN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "tile_count"])
 def _route(
-    hidden, gain, router, present, normed, ids, weights, taken_in_all, logits, counts, arrived, tile_expert,
-    tile_entry, tile_count, eps, rows,
+    hidden, gain, router, present, normed, scales, ids, weights, taken_in_all, logits, counts, arrived,
+    tile_expert, tile_entry, tile_count, eps, rows,
     WIDTH: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_POWER: tl.constexpr, TOP_K: tl.constexpr,
     TOP_K_POWER: tl.constexpr, NORMALISE: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr,
     BK: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
@@ -163,6 +163,7 @@ def route_rows(
     space: RouterSpace,
     *,
     normalise: bool,
+    scales: Tensor | None = None,
     tiles: Tiles | None = None,
     early: bool = False,
 ) -> None:
@@ -170,6 +171,8 @@ def route_rows(
     ids [R, k] int32, weights [R, k] float32, as `rms_norm` and `route` of the reference compute them, and the
     space's counts.
 
+    `scales` [R] float32: normed gets e4m3 codes with these scales, those of `quantize_rows`, which only a
+    program of one row can make.
     `present` [R] int32: a row where it is negative gets the expert -1; its norm and weights are not written.
     `taken` [E] int64: rows that take each expert are added. `tiles`: where rows are no more than a tile of
     the router, which is no larger than a tile of these: their entries are gathered as by `align_rows`.
@@ -184,12 +187,17 @@ def route_rows(
     if space.logits.shape[0] < rows or space.logits.shape[1] != experts:
         raise ValueError(f"logits {tuple(space.logits.shape)} do not hold {rows} rows of {experts}")
     tuning = space.tuning
+    if scales is not None and (tuning.rows > 1 or scales.shape != (rows,)):
+        raise ValueError(f"{tuning} makes no codes of {rows} rows with scales {tuple(scales.shape)}")
     if tiles is not None and not gathers(tiles, rows, tuning):
         raise ValueError(f"{rows} rows by {tuning} are not gathered into tiles of {tiles.tile_rows}")
-    into = (normed, ids, weights, taken, space.logits, space.counts, space.arrived)
+    into = (
+        normed, normed if scales is None else scales, ids, weights, taken, space.logits, space.counts,
+        space.arrived,
+    )  # fmt: skip
     gathered = (ids, ids, 0) if tiles is None else (tiles.expert, tiles.entry, len(tiles.expert))
     parts = triton.cdiv(rows, tuning.rows), triton.cdiv(experts, tuning.experts)
-    kernel, options = _kernel(tuning, hidden, router)
+    kernel, options = _kernel(tuning, hidden, router, codes=scales is not None)
     kernel[parts](
         hidden, norm.gain, router, present, *into, *gathered, norm.eps, rows,
         WIDTH=width,
@@ -206,13 +214,16 @@ def route_rows(
     )  # fmt: skip
 
 
-def _kernel(tuning: RouterTuning, hidden: Tensor, router: Tensor) -> tuple[Any, dict[str, Any]]:
+def _kernel(
+    tuning: RouterTuning, hidden: Tensor, router: Tensor, *, codes: bool
+) -> tuple[Any, dict[str, Any]]:
     """The kernel of a tuning, and the options that are its own."""
     if tuning.rows == 1:
         width = triton.next_power_of_2(hidden.shape[1])
         warps = tuning.experts * width // (32 * _VALUES_A_THREAD)
         return route_row, {
-            "WIDTH_POWER": width, "MOST": FEW_ROWS, "num_warps": min(max(warps, _LEAST_WARPS), _MOST_WARPS),
+            "WIDTH_POWER": width, "MOST": FEW_ROWS, "CODES": codes,
+            "num_warps": min(max(warps, _LEAST_WARPS), _MOST_WARPS),
         }  # fmt: skip
     narrow = ON_CHIP.value and hidden.dtype == router.dtype and hidden.dtype.itemsize == 2
     return _route, {

@@ -14,7 +14,7 @@ from baton.engine.kernels.gpu.experts.align_rows import Tiles, align_rows
 from baton.engine.kernels.gpu.experts.combine_rows import combine_rows
 from baton.engine.kernels.gpu.experts.grouped_linear import grouped_linear
 from baton.engine.kernels.gpu.experts.grouped_tile import GroupedTuning
-from baton.engine.kernels.gpu.step.quantize_rows import quantize_rows
+from baton.engine.kernels.gpu.gemm.quantize_rows import quantize_rows
 from baton.engine.kernels.quantized_weight import Weight, dense
 from baton.engine.kernels.reference.experts import mix
 from baton.engine.kernels.weight_format import FORMATS, WeightFormat

@@ -8,6 +8,7 @@ import torch
 from baton.engine.kernels.fusion import Norm
 from baton.engine.kernels.gpu.experts.align_rows import Tiles, align_rows
 from baton.engine.kernels.gpu.experts.route_rows import RouterSpace, RouterTuning, route_rows
+from baton.engine.kernels.gpu.gemm.quantize_rows import quantize_rows
 from baton.engine.kernels.reference.experts import route
 from baton.engine.kernels.reference.row_ops import rms_norm
 from tests.engine.kernels.gpu.experts.routings import DEVICE, as_ids, counts_of, no_rows, normal
@@ -141,3 +142,39 @@ def test_a_row_is_routed_the_same_beside_any_others() -> None:
             results.append((normed, ids, weights))
         for together, alone in zip(*results, strict=True):
             assert torch.equal(together[first], alone[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_router_of_one_row_stores_the_codes_of_quantised_rows(dtype: torch.dtype) -> None:
+    """Codes and scales are bit for bit those of `quantize_rows`, and experts those of rows that are no codes;
+    of rows that are not present nothing is written."""
+    hidden, router = normal(19, 100, dtype=dtype), normal(20, 100, seed=1, dtype=dtype)
+    norm, present = Norm(normal(100, seed=2, dtype=dtype), 1e-6), 17 - torch.arange(1, 20, dtype=torch.int32)
+    normed, ids = torch.zeros_like(hidden), as_ids(torch.zeros(19, 4))
+    weights, space = torch.zeros(19, 4, device=DEVICE), RouterSpace.empty(19, 20, DEVICE, ROUTERS[1])
+    there = present.to(DEVICE)
+    route_rows(normed, ids, weights, hidden, norm, router, there, no_rows(20), space, normalise=True)
+    codes, scales = torch.zeros(19, 100, dtype=torch.float8_e4m3fn, device=DEVICE), no_rows(19).float()
+    mine, shares = as_ids(torch.zeros(19, 4)), torch.zeros_like(weights)
+    route_rows(
+        codes, mine, shares, hidden, norm, router, there, no_rows(20), space, normalise=True, scales=scales
+    )
+    expected, expected_scales = torch.zeros_like(codes), torch.zeros_like(scales)
+    quantize_rows(expected, expected_scales, normed, present=there)
+    assert torch.equal(codes.view(torch.uint8), expected.view(torch.uint8))
+    assert torch.equal(scales, expected_scales)
+    assert not scales[17:].any()
+    assert bool((scales[:17] > 0).all())
+    assert torch.equal(mine, ids)
+    assert torch.equal(shares[:17], weights[:17])
+
+
+def test_tiles_of_several_rows_make_no_codes() -> None:
+    hidden, space = normal(5, 48), RouterSpace.empty(5, 6, DEVICE)
+    ids, weights = as_ids(torch.zeros(5, 2)), torch.zeros(5, 2, device=DEVICE)
+    codes, present = torch.zeros(5, 48, dtype=torch.float8_e4m3fn, device=DEVICE), as_ids(torch.zeros(5))
+    with pytest.raises(ValueError, match="makes no codes of 5 rows"):
+        route_rows(
+            codes, ids, weights, hidden, Norm(normal(48), 1e-6), normal(6, 48), present, no_rows(6), space,
+            normalise=True, scales=torch.zeros(5, device=DEVICE),
+        )  # fmt: skip

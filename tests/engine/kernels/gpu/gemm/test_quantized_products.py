@@ -10,11 +10,11 @@ from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
 from baton.engine.kernels.gpu.gemm.int4_gemv import int4_gemv
 from baton.engine.kernels.gpu.gemm.int4_linear import int4_linear
+from baton.engine.kernels.gpu.gemm.quantize_rows import quantize_digits, quantize_gated_rows, quantize_rows
 from baton.engine.kernels.gpu.gemm.quantized_linear import quantized_linear
 from baton.engine.kernels.gpu.gemm.row_codes_linear import row_codes_linear
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, split_space_needed
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
-from baton.engine.kernels.gpu.step.quantize_rows import quantize_digits, quantize_gated_rows, quantize_rows
 from baton.engine.kernels.reference.row_ops import gated, rms_norm
 from baton.engine.kernels.weight_format import WeightFormat
 from baton.engine.model.quantization.quantize import quantize

@@ -20,13 +20,15 @@ from baton.engine.kernels.gpu.gemm.gemv import gated
 
 # The largest number of two digits: 128 · 127 + 63.
 _MOST_DIGITS = 16319.0
-_MOST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+MOST_E4M3 = tl.constexpr(448.0)
+_MOST = {torch.float8_e4m3fn: MOST_E4M3.value, torch.int8: 127.0}
 # Rows wider than this have more threads; narrow ones, which are many where they are an expert's, have few.
 _WIDE, _NARROW = 8192, 1024
 
 
 @triton.jit
-def _store_codes(values, codes, scales, row, i, WIDTH: tl.constexpr, MOST: tl.constexpr):
+def store_codes(values, codes, scales, row, i, WIDTH: tl.constexpr, MOST: tl.constexpr):
+    """Stores a row's values [columns i] float32 as codes, and its scale."""
     scale = tl.maximum(tl.max(tl.abs(values), 0), 1e-30) / MOST
     units = values / scale
     if codes.dtype.element_ty == tl.int8:
@@ -37,15 +39,19 @@ def _store_codes(values, codes, scales, row, i, WIDTH: tl.constexpr, MOST: tl.co
 
 @triton.jit
 def _quantize(
-    x, gain, codes, scales, eps,
-    WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr, HAS_NORM: tl.constexpr, DIGITS: tl.constexpr,
-    MOST: tl.constexpr, EARLY: tl.constexpr,
+    x, gain, present, codes, scales, eps,
+    WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr, HAS_NORM: tl.constexpr, HAS_PRESENT: tl.constexpr,
+    DIGITS: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         wait_for_previous()
     else:
         let_next_begin()
     row = tl.program_id(0).to(tl.int64)
+    if HAS_PRESENT:
+        there = tl.load(present + row) >= 0
+        if not there:
+            return
     i = tl.arange(0, WIDTH_POWER)
     dtype: tl.constexpr = x.dtype.element_ty
     values = tl.load(x + row * WIDTH + i, mask=i < WIDTH, other=0.0).to(tl.float32)
@@ -65,7 +71,7 @@ def _quantize(
         tl.store(codes + behind + row * WIDTH + i, low.to(tl.int8), mask=i < WIDTH)
         tl.store(scales + row, scale)
     else:
-        _store_codes(values, codes, scales, row, i, WIDTH, MOST)
+        store_codes(values, codes, scales, row, i, WIDTH, MOST)
 
 
 @triton.jit
@@ -93,7 +99,7 @@ def _quantize_gated(
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, WIDTH_POWER)
     values = _gated_row(gate_up, x_scales, w_scales, row, i, WIDTH, EPILOGUE, HAS_SCALES)
-    _store_codes(values, codes, scales, row, i, WIDTH, MOST)
+    store_codes(values, codes, scales, row, i, WIDTH, MOST)
 
 
 @triton.jit
@@ -116,13 +122,20 @@ def _scale(
 
 
 def quantize_rows(
-    codes: Tensor, scales: Tensor, x: Tensor, norm: Norm | None = None, *, early: bool = False
+    codes: Tensor,
+    scales: Tensor,
+    x: Tensor,
+    norm: Norm | None = None,
+    present: Tensor | None = None,
+    *,
+    early: bool = False,
 ) -> None:
     """Quantises rows: x [R, W], normed first where there is a norm → codes [R, W] e4m3 or int8, scales [R]
-    float32; all contiguous. `early`: see `dependent_launch`. Raises ValueError for what does not fit."""
-    if codes.shape != x.shape:
-        raise ValueError(f"codes {tuple(codes.shape)} of {tuple(x.shape)}")
-    _launch(codes, scales, x, norm, _MOST[codes.dtype], digits=False, early=early)
+    float32; all contiguous. `present` [R] int32: rows where it is negative are left out. `early`: see
+    `dependent_launch`. Raises ValueError for what does not fit."""
+    if codes.shape != x.shape or (present is not None and present.shape != (len(x),)):
+        raise ValueError(f"codes {tuple(codes.shape)} or the rows present do not fit {tuple(x.shape)}")
+    _launch(codes, scales, x, norm, _MOST[codes.dtype], present, digits=False, early=early)
 
 
 def quantize_digits(digits: Tensor, scales: Tensor, x: Tensor, norm: Norm | None = None) -> None:
@@ -140,6 +153,7 @@ def _launch(
     x: Tensor,
     norm: Norm | None,
     most: float,
+    present: Tensor | None = None,
     *,
     digits: bool,
     early: bool = False,
@@ -150,12 +164,14 @@ def _launch(
     _quantize[(rows,)](
         x,
         x if norm is None else norm.gain,
+        scales if present is None else present,
         codes,
         scales,
         0.0 if norm is None else norm.eps,
         WIDTH=width,
         WIDTH_POWER=triton.next_power_of_2(width),
         HAS_NORM=norm is not None,
+        HAS_PRESENT=present is not None,
         DIGITS=digits,
         MOST=most,
         EARLY=early,
