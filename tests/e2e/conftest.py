@@ -16,7 +16,8 @@ CUT = ("--block-tokens", "7", "--chunk-tokens", "17", "--slots", "32", "--tool-c
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return FAMILIES[0].make(tmp_path_factory.mktemp("model"), seed=3)
+    """A model of two small layers: half of the tests' processor time is that of the engines' steps."""
+    return FAMILIES[0].make(tmp_path_factory.mktemp("model"), seed=3, hidden_size=64, num_hidden_layers=2)
 
 
 @pytest.fixture(scope="package")
