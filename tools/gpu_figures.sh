@@ -8,8 +8,9 @@
 # PROCESSES is how many run tests at once. Without PARTs all of one GPU run, in this order, proofs before the figures
 # that rest on them. Others run where they are named: `wide`, `products-each`, `drafts-attention`, `drafts-oracle`,
 # `drafts-served`, `attention-normed`, `attention-codes`, `experts-budget`, `experts-tiles`, `experts-more`,
-# `experts-served`, `gpus-tables`, and of two GPUs of one host `gpus-faults`, `gpus`, `gpus-served`, `experts-goodput`
-# and `gpus-steps`.
+# `experts-served`, `gpus-tables`, `drafts-auto`, and of two GPUs of one host `gpus-faults`, `gpus`, `gpus-served`,
+# `experts-goodput`, `drafts-goodput`, `drafts-goodput-512`, `drafts-goodput-both`, `drafts-goodput-new` and
+# `gpus-steps`.
 # `gpu_session.sh` has what half an hour on two GPUs is for.
 set -uo pipefail
 
@@ -238,6 +239,28 @@ if wants experts-goodput; then
     run experts-goodput 300 python -m bench.goodput points "${mixture[@]}" --dtype bf16 --ttft 1000 --seconds 40 --unstated \
         --arm 'fp8=1p1d --quantization fp8 --kv-dtype fp8' --points 1k-256:12:9.5,11,12.5 --seed 61000 --processes 2 \
         --out "$out/experts-goodput.jsonl"
+fi
+# Text of which about half repeats itself, at rates around the highest without drafts and with them: a worker of both
+# on one GPU, pairs on two, and a pair half of whose requests ask for text that does not repeat itself.
+# with_drafts NAME SECONDS KIND WORKLOAD RATES [OPTION...]
+with_drafts() {
+    run "$1" "$2" python -m bench.goodput "${model[@]}" --arm "off=$3" --arm "auto=$3 --speculation auto" \
+        --workload "$4" --rates "$5" --tpot 6 --seconds 30 --text markov:0.8 --processes 2 --out "$out/$1" "${@:6}"
+}
+if wants drafts-auto; then
+    with_drafts drafts-auto 440 both 256-512 10,13,17,21 --seed 62000
+fi
+if wants drafts-goodput; then
+    with_drafts drafts-goodput 560 1p1d 1k-256 10,12,14,16,18 --seed 63000
+fi
+if wants drafts-goodput-512; then
+    with_drafts drafts-goodput-512 440 1p1d 256-512 8,10,14,18 --seed 64000
+fi
+if wants drafts-goodput-both; then
+    with_drafts drafts-goodput-both 440 1p1both 256-512 13,17,21,25 --seed 65000
+fi
+if wants drafts-goodput-new; then
+    with_drafts drafts-goodput-new 400 1p1d 1k-256 10,12,14 --new-share 0.5 --seed 66000
 fi
 if wants gpus-steps; then
     export CUDA_MODULE_LOADING=EAGER

@@ -7,8 +7,10 @@
 #     2   both: a model that one GPU does not hold, served; then GPU 0: tiles of experts; GPU 1: mixed steps of a mixture
 #     3   GPU 0: drafts of text, tunings of experts; GPU 1: all other tests of one GPU
 #     4   both: goodput of a mixture; then GPU 0: its steps and prompts; GPU 1: every tuning of attention over codes
+#     5   both: goodput with drafts and without, 1,024 tokens in; 6, 7, 8: 256 in, 256 in exchange, half of new text
 #
-# One GPU alone (GPUS=1; unset, as many as the machine has) has 1: tests; 2: all figures; 3: the other tests.
+# One GPU alone (GPUS=1; unset, as many as the machine has) has 1: tests; 2: all figures; 3: the other tests; 4: goodput
+# with drafts and without.
 #
 # SECONDS (560): in which all parts are over, but for 20 s. What they found is printed at the end, in less than 12,000
 # characters; OUT gets all logs in one archive, and the tables that were completed, which the next call on the same
@@ -46,6 +48,7 @@ case $((gpus > 1 ? 2 : 1))-$number in
     parts figures 0 "$seconds" $experts $drafts
     ;;
 1-3) parts tests 0 "$seconds" tests-engine ;;
+1-4) parts figures 0 "$seconds" drafts-auto ;;
 2-1)
     parts both 0,1 "$seconds" gpus-faults
     parts figures 0 $((ends - SECONDS)) drafts-rows drafts-rows-fp8 &
@@ -65,6 +68,10 @@ case $((gpus > 1 ? 2 : 1))-$number in
     parts figures 0 $((ends - SECONDS)) experts-bf16 &
     parts tests 1 $((ends - SECONDS)) attention-codes &
     ;;
+2-5) parts both 0,1 "$seconds" drafts-goodput ;;
+2-6) parts both 0,1 "$seconds" drafts-goodput-512 ;;
+2-7) parts both 0,1 "$seconds" drafts-goodput-both ;;
+2-8) parts both 0,1 "$seconds" drafts-goodput-new ;;
 *)
     echo "there is no call $number" >&2
     exit 2

@@ -4,7 +4,8 @@
         --arm 1p1d --workload 1k-256 --rates 4,8,12,16,20 [--tpot 6,8,12,20,30] [--ttft 500]
         [--attainment 0.9] [--seconds 60] [--ideal 8b-h200] [--at-once] [--seed 0] [--shape llama-3.1-8b]
         [--dtype bf16] [--device cuda|cpu] [--gpus N] [--vllm PYTHON] [--vllm-site DIR] [--slo-headers]
-        [--overload RATE] [--protocol http|grpc] [--processes 1] [--images DIR] [--out DIR]
+        [--overload RATE] [--protocol http|grpc] [--processes 1] [--text markov:P [--new-share S]]
+        [--images DIR] [--out DIR]
 
 Each arm is started, gets Poisson arrivals at every rate (of each GPU that it has) for --seconds by `loadgen
 run`, and is stopped. Every limit is judged on the same runs; a rate has the same seed in all arms. Rates in
@@ -30,10 +31,13 @@ again, of several commands together or of one that was cut off.
                     (with --slo-headers: a request without limits is not refused early)
     --processes     of loadgen. Where some percent of tokens come with the one before, one core is too few
                     for loadgen, or for the router (`--router-processes` of `baton up`)
+    --text          prompts and answers that repeat themselves (`bench.goodput.texts`), of a model that is
+                    written for all arms first (16 GB for 8B); with --new-share that share of the requests
+                    asks for text that does not, and both are counted apart, too
     --vllm-site     folder with vLLM's packages, where PYTHON has them not
     --images        writes each plot as an SVG file into this folder too
 
-Random weights; vLLM with dummy ones.
+Weights are random, and dummy ones of vLLM, except with --text.
 """
 
 from __future__ import annotations
@@ -57,7 +61,16 @@ from baton.perf_model.step_costs import StepCosts
 from bench.goodput.arms import KINDS_HELP, WORKLOADS, Arm, Workload, parse_arm
 from bench.goodput.observed import server_times, stream_figures
 from bench.goodput.report import Comparison, Curve, curves_of, write_arms
-from bench.goodput.runs import Limits, Load, Overload, judged, measure, numbers, overload
+from bench.goodput.runs import (
+    Limits,
+    Load,
+    Overload,
+    judged,
+    judged_by_class,
+    measure,
+    numbers,
+    overload,
+)
 from bench.goodput.servers import (
     GpuPool,
     NotServedError,
@@ -69,6 +82,7 @@ from bench.goodput.servers import (
     until_terminated,
     visible_gpus,
 )
+from bench.goodput.texts import RepeatingText, add_text_options, model_of
 from bench.options import add_shape_option, program_parser, run_program
 from bench.processes import Usage
 from loadgen.analysis import run_folder
@@ -98,6 +112,7 @@ class Plan:
     overload: float | None = None
     overload_s: float = 60.0
     processes: int = 1
+    text: RepeatingText | None = None
 
 
 def main() -> None:
@@ -113,9 +128,15 @@ def main() -> None:
     out = Path(arguments.out or f"goodput-{datetime.now():%Y%m%d-%H%M%S}")
     out.mkdir(parents=True, exist_ok=True)
     workload = WORKLOADS[arguments.workload]
+    try:
+        text = RepeatingText.of(arguments)
+        if text is not None:
+            workload.prompt_tokens  # noqa: B018  (raises where prompts have no one length)
+    except ValueError as error:
+        sys.exit(f"bench.goodput: {error}")
     plan = Plan(
         workload, tuple(arguments.rates), arguments.seconds, arguments.seed, limits, slo, ideal, out,
-        arguments.overload, arguments.overload_seconds, arguments.processes,
+        arguments.overload, arguments.overload_seconds, arguments.processes, text,
     )  # fmt: skip
     comparison = Comparison(workload.name, about(arguments))
     write_arms(out, comparison, arguments.arm, slo)
@@ -123,7 +144,7 @@ def main() -> None:
         tokens = workload.tokens + 2
         setup = Setup(
             arguments.shape, arguments.dtype, arguments.device, tokens, arguments.vllm, Path(folder),
-            arguments.vllm_site, arguments.protocol,
+            arguments.vllm_site, arguments.protocol, model_of(text, arguments, Path(folder)),
         )  # fmt: skip
         work = compare(plan, arguments.arm, setup, comparison, gpus_of(arguments), arguments.at_once)
         asyncio.run(until_terminated(work))
@@ -156,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--overload-seconds", type=float, default=60.0)
     parser.add_argument("--processes", type=int, default=1, help="of loadgen")
+    add_text_options(parser)
     parser.add_argument("--images", metavar="DIR", help="for the plots as SVG files")
     parser.add_argument("--out", metavar="DIR")
     return parser
@@ -235,11 +257,14 @@ async def measure_arm(plan: Plan, arm: Arm, setup: Setup, gpus: Sequence[str]) -
     runs: list[tuple[float, Run]] = []
     streams: dict[str, Any] = {}
     servers: dict[str, Any] = {}
+    of_classes: dict[str, Any] = {}
     async with serve(arm, setup, gpus) as target:
         for number, each in enumerate(plan.rates):
             rate = each * arm.gpus
             seed = plan.seed + _SEED_STEP * number
-            load = Load(plan.workload, rate, plan.seconds, seed, plan.slo, plan.processes)
+            load = Load(
+                plan.workload, rate, plan.seconds, seed, plan.slo, plan.processes, text=plan.text
+            )  # fmt: skip
             begun, usage = datetime.now(), Usage({})
             run = await measure(load, target, plan.out / arm.name / f"{each:g}", _VOCAB)
             runs.append((rate, run))
@@ -251,13 +276,21 @@ async def measure_arm(plan: Plan, arm: Arm, setup: Setup, gpus: Sequence[str]) -
             shown = [f"{judged(run, rate, limits).attainment:.0%}" for limits in plan.limits]
             figures = stream_figures(run.records)
             _say(f"{arm.name} at {each:g}/s/GPU: {' '.join(shown)}; {figures or 'no streams'}")
+            for limits in plan.limits:
+                if of_class := judged_by_class(run, rate, limits):
+                    of_classes[f"{each:g} {limits.tpot_ms:g}"] = of_class
+                    parts = ", ".join(f"{name} {share:.0%}" for name, share in of_class.items())
+                    _say(f"{arm.name} at {each:g}/s/GPU, {limits.tpot_ms:g} ms: {parts}")
             streams[f"{each:g}"] = None if figures is None else asdict(figures)
             if arm.kind == "baton":
                 times = server_times(read_samples(run.path / run_folder.METRICS))
                 _say(f"{arm.name} at {each:g}/s/GPU: {times}")
                 servers[f"{each:g}"] = times.as_dict()
         overloads = await _overloads(plan, arm, target)
-    found = {"streams_ms": streams, "servers": servers, "overloads": [one.as_dict() for one in overloads]}
+    found = {
+        "streams_ms": streams, "servers": servers, "classes": of_classes,
+        "overloads": [one.as_dict() for one in overloads],
+    }  # fmt: skip
     (plan.out / f"{arm.name}.json").write_text(json.dumps(found, indent=1) + "\n")
     return curves_of(arm, runs, plan.limits, plan.ideal)
 
@@ -267,7 +300,8 @@ async def _overloads(plan: Plan, arm: Arm, target: Target) -> list[Overload]:
     if plan.overload is None:
         return []
     seed = plan.seed + _SEED_STEP * len(plan.rates)
-    load = Load(plan.workload, plan.overload * arm.gpus, plan.overload_s, seed, plan.slo, plan.processes)
+    rate = plan.overload * arm.gpus
+    load = Load(plan.workload, rate, plan.overload_s, seed, plan.slo, plan.processes, text=plan.text)
     seen = await overload(load, target, plan.out / arm.name / "overload", _VOCAB)
     found = [seen.judged(limits) for limits in plan.limits]
     for one in found:

@@ -92,6 +92,13 @@ class Workload:
     tokens: int
     requests: int = 1
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of a prompt. Raises ValueError for a workload of conversations, whose prompts grow."""
+        if self.requests > 1:
+            raise ValueError(f"prompts of {self.name} are not of one length")
+        return int(self.flags[self.flags.index("--input-len") + 1])
+
 
 def _lengths(prompt: int, output: int) -> tuple[str, ...]:
     return ("--input-len", str(prompt), "--output-len", str(output))

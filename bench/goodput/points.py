@@ -3,14 +3,16 @@
     python -m bench.goodput points --arm '2p2d --router-processes 2' --points 1k-256:6:9.4,10.4,11.5
         [--points 1k-256:12:17.5,19.4,21.3:90] [--unstated] [--ttft 500] [--attainment 0.9] [--seconds 45]
         [--seed 0] [--processes 1] [--shape llama-3.1-8b] [--dtype bf16] [--device cuda|cpu]
-        [--protocol http|grpc] [--vllm PYTHON] [--vllm-site DIR] [--out FILE]
+        [--protocol http|grpc] [--text markov:P [--new-share S]] [--vllm PYTHON] [--vllm-site DIR]
+        [--out FILE]
 
 --points WORKLOAD:TPOT:RATES[:SECONDS], once a limit: rates in requests a second and GPU, limits in ms,
 SECONDS of each rate where they are not those of --seconds. Requests state
 --ttft and the limit as theirs, but with --unstated. Every run has a seed of its own (--seed and 1000 more
 each time). A line a run says the rate that was asked for, the one that arrived, and the share of requests in
 time; as soon as the run has ended, --out gets the same as a line of JSON, with the gaps at the clients and
-how busy the workers were.
+how busy the workers were, and with --new-share the share in time of each class of requests. --text: as of
+`bench.goodput`.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from typing import Any
 
 from bench.goodput.arms import KINDS_HELP, WORKLOADS, Arm, Workload, parse_arm
 from bench.goodput.observed import server_times, stream_figures
-from bench.goodput.runs import Limits, Load, judged, measure, numbers
+from bench.goodput.runs import Limits, Load, judged, judged_by_class, measure, numbers
 from bench.goodput.servers import NotServedError, Setup, serve, until_terminated, visible_gpus
+from bench.goodput.texts import RepeatingText, add_text_options, model_of
 from bench.options import add_shape_option, program_parser
 from loadgen.analysis import run_folder
 from loadgen.common.record import NO_FAILURE
@@ -88,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--unstated", action="store_true", help="requests do not state their limits")
     parser.add_argument("--seconds", default=45.0, type=float, help="of each rate")
     parser.add_argument("--protocol", default="http", choices=("http", "grpc"), help="that Baton is asked by")
+    add_text_options(parser)
     parser.add_argument("--vllm", default="python3", metavar="PYTHON", help="a Python that has vLLM")
     parser.add_argument("--vllm-site", default="", metavar="DIR", help="folder with vLLM's packages")
     return parser
@@ -132,15 +136,19 @@ async def run(arguments: argparse.Namespace) -> str | None:
     """Measures all points of the arm, one after the other; returns why it could not."""
     arm, points = arguments.arm, arguments.points
     tokens = max(one.workload.tokens for one in points) + 2
+    try:
+        text = RepeatingText.of(arguments)
+    except ValueError as error:
+        return f"bench.goodput points: {error}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         setup = Setup(
             arguments.shape, arguments.dtype, arguments.device, tokens, arguments.vllm, folder / "servers",
-            arguments.vllm_site, arguments.protocol,
+            arguments.vllm_site, arguments.protocol, model_of(text, arguments, folder),
         )  # fmt: skip
         try:
             async with serve(arm, setup, gpus_of(arm, arguments)) as target:
-                for number, (each, limits, load) in enumerate(loads(arm, points, arguments)):
+                for number, (each, limits, load) in enumerate(loads(arm, points, arguments, text)):
                     found = await measure(load, target, folder / f"run-{number}", VOCAB)
                     show(_found(arm, each, limits, load, found), arguments.out)
         except NotServedError as error:
@@ -149,7 +157,7 @@ async def run(arguments: argparse.Namespace) -> str | None:
 
 
 def loads(
-    arm: Arm, points: Sequence[Points], arguments: argparse.Namespace
+    arm: Arm, points: Sequence[Points], arguments: argparse.Namespace, text: RepeatingText | None = None
 ) -> Iterator[tuple[float, Limits, Load]]:
     """Yields rate a second and GPU, limits and load of each run, in order."""
     number = 0
@@ -160,7 +168,7 @@ def loads(
             stated = None if arguments.unstated else limits
             total, processes = rate * arm.gpus, arguments.processes
             seconds = one.seconds or arguments.seconds
-            load = Load(one.workload, total, seconds, seed, stated, processes, _WARM_UP)
+            load = Load(one.workload, total, seconds, seed, stated, processes, _WARM_UP, text)
             yield rate, limits, load
             number += 1
 
@@ -179,6 +187,7 @@ def _found(arm: Arm, rate: float, limits: Limits, load: Load, run: run_folder.Ru
         "judged": probe.requests,
         "judged_s": round(probe.seconds, 1),
         "verdict": str(probe.verdict),
+        "classes": judged_by_class(run, load.rate, limits),
         "failed": sum(one.outcome not in NO_FAILURE for one in run.records),
         "seed": load.seed,
         "streams_ms": None if streams is None else asdict(streams),

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -31,6 +32,7 @@ import numpy as np
 
 from bench.goodput.arms import Workload
 from bench.goodput.servers import MODEL, NotServedError, Target
+from bench.goodput.texts import RepeatingText
 from loadgen.analysis import run_folder
 from loadgen.analysis.metrics import tpot, ttft
 from loadgen.analysis.run_folder import Run
@@ -67,7 +69,8 @@ def numbers(text: str) -> list[float]:
 @dataclass(frozen=True, slots=True)
 class Load:
     """One run: `rate` requests a second of the whole arm for `seconds`, by `processes` loadgen processes.
-    `warmup`: requests before it; None: as loadgen has it, twice as many as will run at a time."""
+    `warmup`: requests before it; None: as loadgen has it, twice as many as will run at a time. `text`: of
+    prompts and answers; None: drawn uniformly."""
 
     workload: Workload
     rate: float
@@ -76,9 +79,10 @@ class Load:
     slo: Limits | None = None
     processes: int = 1
     warmup: int | None = None
+    text: RepeatingText | None = None
 
-    def words(self, target: Target, folder: Path, vocab: int) -> list[str]:
-        """The arguments of `loadgen`. With `slo`, requests state these limits."""
+    def words(self, target: Target, folder: Path, vocab: int, prompts: Sequence[str] = ()) -> list[str]:
+        """The arguments of `loadgen`. With `slo`, requests state these limits. `prompts`: more of them."""
         admin = ["--admin", target.admin, "--metrics-url", target.metrics_url] if target.admin else []
         slo = [] if self.slo is None else [
             "--goodput", f"ttft:{self.slo.ttft_ms:g}", f"tpot:{self.slo.tpot_ms:g}", "--slo-headers"
@@ -87,14 +91,25 @@ class Load:
         return [
             "run", target.url, *admin, "--model", MODEL, "--rate", f"{self.rate / self.workload.requests:g}",
             "--duration", f"{self.seconds:g}", "--seed", str(self.seed), "--vocab-size", str(vocab),
-            "--processes", str(self.processes), *self.workload.flags, *slo, *warmup,
+            "--processes", str(self.processes), *self.workload.flags, *slo, *warmup, *prompts,
             "--out", str(folder), "--json",
         ]  # fmt: skip
 
 
 async def measure(load: Load, target: Target, folder: Path, vocab: int) -> Run:
     """Runs loadgen and reads the run. Raises NotServedError where nothing was measured."""
-    command = [sys.executable, "-m", "loadgen", *load.words(target, folder, vocab)]
+    with tempfile.TemporaryDirectory() as place:
+        prompts: list[str] = []
+        if load.text is not None:
+            arrivals = load.rate * load.seconds
+            length, path = load.workload.prompt_tokens, Path(place) / "prompts.jsonl"
+            prompts = load.text.write_prompts(path, length, arrivals, load.seed)
+        await _run(load, load.words(target, folder, vocab, prompts))
+    return run_folder.load(folder)
+
+
+async def _run(load: Load, words: Sequence[str]) -> None:
+    command = [sys.executable, "-m", "loadgen", *words]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
     try:
         async with asyncio.timeout(load.seconds + _BESIDE_S):
@@ -107,7 +122,6 @@ async def measure(load: Load, target: Target, folder: Path, vocab: int) -> Run:
             await process.wait()
     if code == 2:  # 1 and 3: measured, with failures or INVALID
         raise NotServedError(f"loadgen measured nothing at {load.rate:g}/s")
-    return run_folder.load(folder)
 
 
 def judged(run: Run, rate: float, limits: Limits) -> Probe:
@@ -119,6 +133,19 @@ def judged(run: Run, rate: float, limits: Limits) -> Probe:
     load = run.settings.load.model_copy(update={"classes": classes})
     settings = run.settings.model_copy(update={"judge": judge, "load": load})
     return probe_of(Run(run.path, settings, run.records, run.summary, run.about), rate)
+
+
+def judged_by_class(run: Run, rate: float, limits: Limits) -> dict[str, float]:
+    """The attainment of each class of requests under these limits; empty where there is one class."""
+    classes = [one.name for one in run.settings.load.classes]
+    if len(classes) < 2:
+        return {}
+    found = {}
+    for name in classes:
+        mine = [record for record in run.records if record.klass == name]
+        part = Run(run.path, run.settings, mine, run.summary, run.about)
+        found[name] = round(judged(part, rate, limits).attainment, 4)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,8 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class Setup:
     """Settings that all arms have in common. `vllm`: a Python that has vLLM, or finds it in the folder
-    `vllm_site`; `tokens`: the longest sequence; `protocol`: that Baton is asked by, http or grpc."""
+    `vllm_site`; `tokens`: the longest sequence; `protocol`: that Baton is asked by, http or grpc; `model`: a
+    folder with weights and tokenizer, which are random without it."""
 
     shape: str
     dtype: str
@@ -59,6 +60,7 @@ class Setup:
     folder: Path
     vllm_site: str = ""
     protocol: str = "http"
+    model: Path | None = None
 
 
 @contextlib.asynccontextmanager
@@ -71,15 +73,17 @@ async def serve(arm: Arm, setup: Setup, gpus: Sequence[str]) -> AsyncIterator[Ta
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if setup.device == "cuda" else {}
     folder = setup.folder / arm.name
     folder.mkdir(parents=True, exist_ok=True)
-    model = write_random_model(folder, setup.shape, setup.tokens)
-    write_word_tokenizer(model)
+    model = setup.model or write_random_model(folder, setup.shape, setup.tokens)
+    if setup.model is None:
+        write_word_tokenizer(model)
     if arm.kind == "vllm":
-        async with _vllm(arm, setup, model, visible) as target:
+        async with _vllm(arm, setup, model, folder, visible) as target:
             yield target
         return
     flags = [
         *arm.roles, "--device", setup.device, "--dtype", setup.dtype, "--log-level", "warning",
-        "--max-context-tokens", str(setup.tokens), "--admin-grpc-port", "0", *arm.flags,
+        "--max-context-tokens", str(setup.tokens), "--admin-grpc-port", "0",
+        *([] if setup.model is None else ["--weights", "file"]), *arm.flags,
     ]  # fmt: skip
     try:
         started = baton_up(model, MODEL, flags, visible)
@@ -97,24 +101,27 @@ async def serve(arm: Arm, setup: Setup, gpus: Sequence[str]) -> AsyncIterator[Ta
 
 
 @contextlib.asynccontextmanager
-async def _vllm(arm: Arm, setup: Setup, model: Path, visible: dict[str, str]) -> AsyncIterator[Target]:
+async def _vllm(
+    arm: Arm, setup: Setup, model: Path, folder: Path, visible: dict[str, str]
+) -> AsyncIterator[Target]:
     program = shutil.which(setup.vllm)
     if program is None:
         raise NotServedError(f"there is no {setup.vllm}")
     port = _free_port()
     command = [
         program, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--port", str(port),
-        "--host", "127.0.0.1", "--served-model-name", MODEL, "--load-format", "dummy",
+        "--host", "127.0.0.1", "--served-model-name", MODEL,
+        *(["--load-format", "dummy"] if setup.model is None else []),
         "--max-model-len", str(setup.tokens), "--enable-prefix-caching", *arm.flags,
     ]  # fmt: skip
     # Its packages and ours must not be on one path.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-    environment |= {"VLLM_CACHE_ROOT": str(model / "vllm"), **visible}
+    environment |= {"VLLM_CACHE_ROOT": str(folder / "vllm"), **visible}
     if setup.vllm_site:
         environment["PYTHONPATH"] = setup.vllm_site
     process = await asyncio.create_subprocess_exec(
-        *command, env=environment, cwd=model, stdout=sys.stderr, start_new_session=True
+        *command, env=environment, cwd=folder, stdout=sys.stderr, start_new_session=True
     )
     try:
         await _healthy(f"http://127.0.0.1:{port}/health", process)

@@ -41,6 +41,7 @@ _CLASS_FIELDS: dict[str, Callable[[str], Any]] = {
     "weight": float,
     "tenant": str,
     "priority": int,
+    "temperature": float,
     "input-len": str,
     "output-len": str,
 }
@@ -125,7 +126,8 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar=("NAME", "KEY:VALUE"),
-        help="a share of the requests: weight, tenant, priority, input-len, output-len, limits in ms",
+        help="a share of the requests: weight, tenant, priority, temperature, input-len, output-len, "
+        "limits in ms",
     )
     _add(group, LoadSettings, cancel_share="SHARE", cancel_after="S")
 

@@ -71,12 +71,14 @@ class TargetSettings(Strict):
 
 
 class RequestClass(Strict):
-    """A share of the requests with its own tenant, priority, limits and lengths."""
+    """A share of the requests with its own tenant, priority, temperature, limits and lengths."""
 
     name: str = "default"
     weight: float = Field(1.0, gt=0)
     tenant: str | None = None
     priority: int | None = None
+    # None: the target's.
+    temperature: float | None = Field(None, ge=0)
     # Limits in milliseconds by metric; empty: the run's.
     goodput: dict[str, float] = Field(default_factory=dict)
     input_len: str | None = None

@@ -14,7 +14,7 @@ from baton.v1.router_pb2 import GenerateResponse, Stage
 from loadgen.common.errors import LoadgenError
 from loadgen.common.record import Outcome, Record
 from loadgen.common.settings import TargetSettings
-from loadgen.targets.target import Answer, Failure, Payload, Prompt, Request, headers_of
+from loadgen.targets.target import Answer, Failure, Payload, Prompt, Request, headers_of, temperature_of
 from loadgen.targets.tls import grpc_channel
 
 CONNECT_S = 10.0
@@ -67,7 +67,7 @@ class GrpcTarget:
         settings = self._settings
         message = router_pb2.GenerateRequest(
             model=settings.model,
-            temperature=settings.temperature,
+            temperature=temperature_of(request, settings),
             max_tokens=request.output_tokens,
             ignore_eos=settings.ignore_eos,
         )

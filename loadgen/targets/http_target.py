@@ -11,7 +11,7 @@ from loadgen.common.record import Outcome, Record
 from loadgen.common.settings import TargetSettings
 from loadgen.targets.http_connection import ConnectionPool
 from loadgen.targets.sse import EventReader
-from loadgen.targets.target import Answer, Failure, Payload, Request, headers_of
+from loadgen.targets.target import Answer, Failure, Payload, Request, headers_of, temperature_of
 
 _LONGEST_ERROR = 64 * 1024
 # Fields of a delta that carry output as text; servers differ in the name of reasoning.
@@ -66,7 +66,8 @@ class HttpTarget:
 
     def _body(self, request: Request) -> dict[str, Any]:
         settings = self._settings
-        body: dict[str, Any] = {"model": settings.model, "stream": True, "temperature": settings.temperature}
+        temperature = temperature_of(request, settings)
+        body: dict[str, Any] = {"model": settings.model, "stream": True, "temperature": temperature}
         if isinstance(request.prompt, tuple):
             body["messages"] = [{"role": one.role, "content": one.content} for one in request.prompt]
         else:

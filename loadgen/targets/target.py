@@ -56,6 +56,12 @@ def headers_of(request: Request, settings: TargetSettings) -> tuple[tuple[str, s
     return (*headers, *credentials_of(settings))
 
 
+def temperature_of(request: Request, settings: TargetSettings) -> float:
+    """The sampling temperature of a request: its class's, or else the target's."""
+    own = request.klass.temperature
+    return settings.temperature if own is None else own
+
+
 def credentials_of(settings: TargetSettings) -> tuple[tuple[str, str], ...]:
     """The metadata of an API key, if there is one."""
     key = os.environ.get(settings.api_key_env)

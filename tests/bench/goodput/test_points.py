@@ -41,7 +41,7 @@ def arguments(out: Path | None = None, *, unstated: bool = False) -> Namespace:
     return Namespace(
         arm=parse_arm("2p2d"), points=[parse_points("1k-256:6:9,10"), parse_points("4k-256:30:5:180")],
         ttft=500.0, attainment=0.9, seconds=45.0, seed=7, processes=4, unstated=unstated, shape="tiny",
-        dtype="fp32", device="cpu", vllm="", vllm_site="", protocol="http", out=out,
+        dtype="fp32", device="cpu", vllm="", vllm_site="", protocol="http", text="", new_share=0.0, out=out,
     )  # fmt: skip
 
 

@@ -88,9 +88,16 @@ def test_presets_name_metrics_that_there_are() -> None:
 
 
 def test_a_class_in_words() -> None:
-    one = parse_class(["chat", "weight:3", "tenant:acme", "priority:-1", "input-len:uniform:5-9", "ttft:300"])
+    words = ["weight:3", "tenant:acme", "priority:-1", "temperature:0.5", "input-len:uniform:5-9", "ttft:300"]
+    one = parse_class(["chat", *words])
     assert one == RequestClass(
-        name="chat", weight=3, tenant="acme", priority=-1, input_len="uniform:5-9", goodput={"ttft": 300.0}
+        name="chat",
+        weight=3,
+        tenant="acme",
+        priority=-1,
+        temperature=0.5,
+        input_len="uniform:5-9",
+        goodput={"ttft": 300.0},
     )
     with pytest.raises(LoadgenError, match="is not a valid priority"):
         parse_class(["chat", "priority:high"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
 import pytest
@@ -184,6 +185,17 @@ async def test_http_request_as_it_travels() -> None:
     }
     headers = {name: seen["headers"][name] for name in ("x-request-id", "x-tenant-id", "x-slo-ttft-ms")}
     assert headers == {"x-request-id": "me", "x-tenant-id": "acme", "x-slo-ttft-ms": "200"}
+
+
+async def test_a_class_has_a_temperature_of_its_own() -> None:
+    for own, sent in ((None, 0.25), (0.0, 0.0), (1.5, 1.5)):
+        request = Request("me", [7], 3, RequestClass(name="a", temperature=own))
+        grpc = open_target(TargetSettings(url="grpc://127.0.0.1:1", temperature=0.25), RunClock())
+        assert GenerateRequest.FromString(grpc.prepare(request).data).temperature == sent
+        http = open_target(TargetSettings(url="http://127.0.0.1:1", temperature=0.25), RunClock())
+        assert json.loads(http.prepare(request).data.partition(b"\r\n\r\n")[2])["temperature"] == sent
+        await grpc.close()
+        await http.close()
 
 
 async def test_http_without_ids_usage_has_the_number_of_tokens() -> None:
