@@ -132,42 +132,58 @@ def run_experts(space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor, *, early: 
     faster."""
     if mlp.residual.post_norm is not None:
         raise ValueError("no kernel norms the sum of experts")
-    rows, (experts, _, _) = hidden.shape[0], mlp.gate_up.shape
-    present, normed = space.present[:rows], space.normed[:rows]
-    ids, weights = space.ids[:rows], space.weights[:rows]
+    rows = len(hidden)
     router = space.row_router if rows <= len(space.row_router.logits) else space.router
-    by_entry = rows <= space.entry_rows
-    by_codes = space.codes.numel() > 0 and not by_entry
+    if rows <= space.entry_rows:
+        _run_entries(space, mlp, hidden, router, early=True if early is None else early)
+        return
     if early is None:
         # Measured on an H200: behind the router's programs of one row, of which there are many, steps of 32
         # and 64 rows take 5 and 6 % longer with it; behind its tiles one of 128 rows takes 0.8 % less.
-        early = by_entry or (by_codes and router.tuning.rows > 1 and rows <= MOST_ROWS_OF_DECODE)
-    tiles = space.tiles.of_rows(rows, mlp.top_k, experts)
-    gathered = not by_entry and gathers(tiles, rows, router.tuning)
-    # Codes of rows come from the router's kernel where a program has a whole row.
-    codes = space.codes_of(normed) if by_codes and router.tuning.rows == 1 else None
-    into, scales = codes or (normed, None)
+        early = space.codes.numel() > 0 and router.tuning.rows > 1 and rows <= MOST_ROWS_OF_DECODE
+    _run_tiles(space, mlp, hidden, router, early=early)
+
+
+def _run_entries(
+    space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor, router: RouterSpace, *, early: bool
+) -> None:
+    rows = len(hidden)
+    normed, ids, weights = space.normed[:rows], space.ids[:rows], space.weights[:rows]
     route_rows(
-        into, ids, weights, hidden, mlp.norm, mlp.router, present, mlp.taken, router,
+        normed, ids, weights, hidden, mlp.norm, mlp.router, space.present[:rows], mlp.taken, router,
+        normalise=mlp.normalise, early=early,
+    )  # fmt: skip
+    inner = space.inner[: ids.numel()]
+    gate_up_entries(inner, normed, ids, mlp.gate_up, mlp.gate, early=early)
+    add_down_entries(hidden, inner, ids, weights, mlp.down, early=early)
+
+
+def _run_tiles(
+    space: ExpertsSpace, mlp: ExpertsMlp, hidden: Tensor, router: RouterSpace, *, early: bool
+) -> None:
+    rows, (experts, _, _) = len(hidden), mlp.gate_up.shape
+    normed, ids, weights = space.normed[:rows], space.ids[:rows], space.weights[:rows]
+    tiles = space.tiles.of_rows(rows, mlp.top_k, experts)
+    gathered, by_codes = gathers(tiles, rows, router.tuning), space.codes.numel() > 0
+    places = space.places if rows >= LIBRARY_ROWS else None
+    # Where a program of the router has a whole row, it stores the row's codes itself.
+    routes_codes = by_codes and router.tuning.rows == 1
+    x, scales = space.codes_of(normed) if routes_codes else (normed, None)
+    route_rows(
+        x, ids, weights, hidden, mlp.norm, mlp.router, space.present[:rows], mlp.taken, router,
         normalise=mlp.normalise, scales=scales, tiles=tiles if gathered else None, early=early,
     )  # fmt: skip
-    if by_entry:
-        inner = space.inner[: ids.numel()]
-        gate_up_entries(inner, normed, ids, mlp.gate_up, mlp.gate, early=early)
-        add_down_entries(hidden, inner, ids, weights, mlp.down, early=early)
-        return
-    places = space.places if rows >= LIBRARY_ROWS else None
     if not gathered:
         align_rows(tiles, ids, router.counts, router.tuning.rows, places, early=early)
-    if by_codes and codes is None:
-        into, scales = space.as_codes(normed, None, early=early)
-    grouped_linear(space.inner, into, mlp.gate_up, tiles, mlp.top_k, mlp.gate, x_scales=scales, early=early)
+    if by_codes and not routes_codes:
+        x, scales = space.as_codes(normed, None, early=early)
+    grouped_linear(space.inner, x, mlp.gate_up, tiles, mlp.top_k, mlp.gate, x_scales=scales, early=early)
     inner = space.inner[: tiles.entry.numel()]
     if places is not None:
         results = product_by_library(inner, mlp.down, places.ends)
     else:
         results = space.results[: rows * mlp.top_k]
-        x = space.as_codes(inner, tiles.entry.view(-1), early=early) if by_codes else (inner, None)
-        grouped_linear(results, x[0], mlp.down, tiles, mlp.top_k, Epilogue.PLAIN, x_scales=x[1], early=early)
+        x, scales = space.as_codes(inner, tiles.entry.view(-1), early=early) if by_codes else (inner, None)
+        grouped_linear(results, x, mlp.down, tiles, mlp.top_k, Epilogue.PLAIN, x_scales=scales, early=early)
     of_entries = None if places is None else places.place[: ids.numel()]
     combine_rows(hidden, results, ids, weights, of_entries, early=early)
