@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from tests.support import triton_interpreter as fast
+from tests.support import triton_operators as fast
+from tests.support import triton_types as types
 
 core: Any = tl.core
 semantic: Any = interpreter.interpreter_semantic
@@ -54,26 +55,27 @@ def test_types_are_promoted_alike() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("element", [tl.int32, tl.float16, tl.pointer_type(tl.float32)])
 def test_types_of_blocks_are_equal(shape: list[int], element: Any) -> None:
-    own = block_type(fast.init_block_type_anew, element, shape)
+    own = block_type(types.init_block_type_anew, element, shape)
     for given in (shape, [tl.constexpr(size) for size in shape], core.tuple(shape), shape):
-        assert said(block_type(fast.init_block_type, element, given)) == said(own)
-    other = block_type(fast.init_block_type, tl.int1, shape)
-    assert said(fast.with_element_ty(other, element)) == said(own)
+        assert said(block_type(types.init_block_type, element, given)) == said(own)
+    other = block_type(types.init_block_type, tl.int1, shape)
+    assert said(types.with_element_ty(other, element)) == said(own)
 
 
 @pytest.mark.parametrize("shape", [[], [3], [4, 0], [4.0], [True], [1 << 21]])
 def test_shapes_are_refused_alike(shape: list[Any]) -> None:
-    own = outcome(lambda: said(block_type(fast.init_block_type_anew, tl.int32, shape)))
+    own = outcome(lambda: said(block_type(types.init_block_type_anew, tl.int32, shape)))
     for _ in range(2):
-        assert outcome(lambda: said(block_type(fast.init_block_type, tl.int32, shape))) == own
-    assert type(block_type(fast.init_block_type, tl.int32, [1]).shape.values[0]) is int, "not True, its equal"
+        assert outcome(lambda: said(block_type(types.init_block_type, tl.int32, shape))) == own
+    sizes = block_type(types.init_block_type, tl.int32, [1]).shape.values
+    assert type(sizes[0]) is int, "not True, its equal"
 
 
 @pytest.mark.parametrize("shape", [None, *SHAPES])
 def test_tensors_have_the_same_shape(shape: list[int] | None) -> None:
     dtype = tl.float32 if shape is None else core.block_type(tl.float32, shape)
     made = object.__new__(tl.tensor)
-    fast.init_tensor(made, "handle", dtype)
+    types.init_tensor(made, "handle", dtype)
     assert [size.value for size in made.shape] == (shape or [])
     assert all(isinstance(size, tl.constexpr) for size in (*made.shape, made.numel))
     assert made.numel.value == triton.language.core.math.prod(shape or [1])
@@ -82,7 +84,7 @@ def test_tensors_have_the_same_shape(shape: list[int] | None) -> None:
 
 def tensor(dtype: Any, shape: list[int]) -> Any:
     """A tensor of ones for the interpreter."""
-    made = interpreter.TensorHandle(np.ones(shape or [1], dtype=fast.get_np_dtype(dtype)), dtype)
+    made = interpreter.TensorHandle(np.ones(shape or [1], dtype=types.get_np_dtype(dtype)), dtype)
     return tl.tensor(made, core.block_type(dtype, shape) if shape else dtype)
 
 
@@ -137,7 +139,7 @@ def test_pointers_are_refused_alike() -> None:
 
 def some_of(dtype: Any, shape: list[int], seed: int) -> Any:
     """A tensor of any bits for the interpreter."""
-    kind = fast.get_np_dtype(dtype)
+    kind = types.get_np_dtype(dtype)
     draw = np.random.default_rng(seed)
     if dtype == tl.int1:
         data = draw.integers(0, 2, shape or [1]).astype(bool)
@@ -202,9 +204,9 @@ def test_offsets_are_added_to_pointers_alike() -> None:
 def test_constexprs_are_unwrapped_alike() -> None:
     one, two = tl.constexpr(1), tl.constexpr(2)
     for value in (one, 1, "x", None, [one, 2], (one, (two, 3)), core.tuple([one, core.tuple([two])])):
-        assert repr(fast.unwrap_if_constexpr(value)) == repr(fast.unwrap_any(value)) or isinstance(
+        assert repr(types.unwrap_if_constexpr(value)) == repr(types.unwrap_any(value)) or isinstance(
             value, core.tuple
         )
-    unwrapped = fast.unwrap_if_constexpr(core.tuple([one, core.tuple([two])]))
+    unwrapped = types.unwrap_if_constexpr(core.tuple([one, core.tuple([two])]))
     assert unwrapped.values[0] == 1
     assert unwrapped.values[1].values == [2]
