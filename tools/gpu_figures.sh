@@ -248,19 +248,19 @@ with_drafts() {
         --workload "$4" --rates "$5" --tpot 6 --seconds 30 --text markov:0.8 --processes 2 --out "$out/$1" "${@:6}"
 }
 if wants drafts-auto; then
-    with_drafts drafts-auto 440 both 256-512 10,13,17,21 --seed 62000
+    with_drafts drafts-auto 550 both 256-512 11,14,18 --seed 62000
 fi
 if wants drafts-goodput; then
-    with_drafts drafts-goodput 560 1p1d 1k-256 10,12,14,16,18 --seed 63000
+    with_drafts drafts-goodput 550 1p1d 1k-256 10,12.5,15,17.5 --seed 63000
 fi
 if wants drafts-goodput-512; then
-    with_drafts drafts-goodput-512 440 1p1d 256-512 8,10,14,18 --seed 64000
+    with_drafts drafts-goodput-512 550 1p1d 256-512 8,10,14,18 --seed 64000
 fi
 if wants drafts-goodput-both; then
-    with_drafts drafts-goodput-both 440 1p1both 256-512 13,17,21,25 --seed 65000
+    with_drafts drafts-goodput-both 550 1p1both 256-512 13,17,21,25 --seed 65000
 fi
 if wants drafts-goodput-new; then
-    with_drafts drafts-goodput-new 400 1p1d 1k-256 10,12,14 --new-share 0.5 --seed 66000
+    with_drafts drafts-goodput-new 550 1p1d 1k-256 10,12,14 --new-share 0.5 --seed 66000
 fi
 if wants gpus-steps; then
     export CUDA_MODULE_LOADING=EAGER
