@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import importlib
 import logging
 import os
 import sys
@@ -79,33 +80,27 @@ os.environ.setdefault("GOGC", "400")
 def pytest_configure(config: pytest.Config) -> None:
     """Prepares a process that runs tests. The one that hands them out (`-n`) runs none."""
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
-        prepare_process()
+        import torch
+        from hypothesis import settings
+        from hypothesis.internal import charmap
+        from hypothesis.internal.conjecture import providers
+        from hypothesis.internal.intervalsets import IntervalSet
 
-
-@functools.cache
-def prepare_process() -> None:
-    """Prepares a process that runs or imports tests."""
-    import torch
-    from hypothesis import settings
-    from hypothesis.internal import charmap
-    from hypothesis.internal.conjecture import providers
-    from hypothesis.internal.intervalsets import IntervalSet
-
-    propagate_logs_of_torch()
-    # As every engine runs: two processes of tests, and the clusters of one of them, share the cores.
-    torch.set_num_threads(1)
-    # No example has a deadline: nothing asserts on speed, and a busy machine stops a process for seconds.
-    settings.register_profile("any machine", deadline=None)
-    settings.load_profile("any machine")
-    # It would parse every module of ours that is imported, to draw constants from them: seconds in each
-    # process, and examples that depend on what else a process has imported.
-    providers._get_local_constants = lambda: providers._local_constants
-    # It would encode and decode every character, to find that all have an encoding but for surrogates.
-    utf_8 = IntervalSet([(0, 0xD7FF), (0xE000, sys.maxunicode)]), IntervalSet([])
-    intervals_of = charmap.intervals_from_codec
-    charmap.intervals_from_codec = functools.cache(
-        lambda codec: utf_8 if codec == "utf-8" else intervals_of(codec)
-    )
+        propagate_logs_of_torch()
+        # As every engine runs: two processes of tests, and the clusters of one of them, share the cores.
+        torch.set_num_threads(1)
+        # No example has a deadline: nothing asserts on speed, and a busy machine stops a process for seconds.
+        settings.register_profile("any machine", deadline=None)
+        settings.load_profile("any machine")
+        # It would parse every module of ours that is imported, to draw constants from them: seconds in each
+        # process, and examples that depend on what else a process has imported.
+        providers._get_local_constants = lambda: providers._local_constants
+        # It would encode and decode every character, to find that all have an encoding but for surrogates.
+        utf_8 = IntervalSet([(0, 0xD7FF), (0xE000, sys.maxunicode)]), IntervalSet([])
+        intervals_of = charmap.intervals_from_codec
+        charmap.intervals_from_codec = functools.cache(
+            lambda codec: utf_8 if codec == "utf-8" else intervals_of(codec)
+        )
 
 
 def propagate_logs_of_torch() -> None:
@@ -120,16 +115,11 @@ def propagate_logs_of_torch() -> None:
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Importing all tests creates a million objects that stay: they are traversed neither meanwhile, which is
     a fifth of the time it takes, nor in every full collection after it."""
-    with imports_without_garbage_collection():
-        return (yield)
-
-
-@contextlib.contextmanager
-def imports_without_garbage_collection() -> Generator[None]:
-    """Keeps what is created inside from ever being traversed."""
     gc.disable()
     try:
-        yield
+        if hasattr(session.config, "workerinput"):
+            import_a_part(session.config)
+        return (yield)
     finally:
         gc.freeze()
         # What tests import later is traversed as well, 0.08 s each time: by Python's own thresholds 5 % of
@@ -140,19 +130,17 @@ def imports_without_garbage_collection() -> Generator[None]:
         atexit.register(gc.unfreeze)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[object]) -> None:
-    """The process that hands out tests (`-n`) imports them all, and those that run them are its forks. Where
-    there is a GPU each process starts by itself: a fork cannot use CUDA that was initialised before it."""
-    if find_driver() is not None:
-        return
-    from tests.support.forked_processes import fork_processes, import_tests
-
-    prepare_process()
-    with imports_without_garbage_collection():
-        # A conftest.py may register modules whose assertions are to be rewritten, before tests import them.
-        import_tests((*modules(config, "conftest.py"), *modules(config, "test_*.py")))
-    fork_processes(len(specs))
+def import_a_part(config: pytest.Config) -> None:
+    """Each of several processes (`-n`) first imports its part of the tests and leaves them compiled for the
+    others; all would compile all of them at the same time otherwise. What fails is reported when it is
+    collected."""
+    given = config.workerinput  # type: ignore[attr-defined]
+    number = int(given["workerid"].removeprefix("gw"))
+    part = modules(config, "test_*.py")[number :: given["workercount"]]
+    # A conftest.py may register modules whose assertions are to be rewritten, before any test imports them.
+    for name in (*modules(config, "conftest.py"), *part):
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(name)
 
 
 def modules(config: pytest.Config, pattern: str) -> list[str]:

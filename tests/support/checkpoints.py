@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import math
@@ -9,7 +10,6 @@ import shutil
 import string
 import tempfile
 from dataclasses import dataclass, field
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -226,8 +226,7 @@ def _made(text: str) -> Path:
 def _folder() -> str:
     """The folder of all of them, which goes with the process."""
     folder = tempfile.mkdtemp(prefix="checkpoints-")
-    # Not `atexit`, which a forked process of `pytest -n` ends without.
-    Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=0)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
