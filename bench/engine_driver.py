@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,13 +150,7 @@ def random_model(
     layout = config.layout(block_tokens, precision.cache_dtype)
     formats = weight_formats(config, precision.quantization, quantize_head=precision.quantize_head)
     weights = weight_places(config, place, kind, formats)
-    for name, weight in weights.items():
-        if not isinstance(weight, torch.Tensor):
-            weight.randomize_()
-        elif name.endswith("norm.weight"):
-            weight.fill_(1)
-        else:
-            weight.normal_(0, weight.shape[-1] ** -0.5)
+    draw(weights)
     if config.experts is not None:
         _route_evenly(weights)
     change(weights)
@@ -167,6 +161,19 @@ def random_model(
         torch.cuda.synchronize(place)
         torch.cuda.empty_cache()
     return model
+
+
+def draw(weights: Mapping[str, Any]) -> None:
+    """Draws weights by their names in place: gains of norms are 1, matrices keep a row's magnitude."""
+    import torch
+
+    for name, weight in weights.items():
+        if not isinstance(weight, torch.Tensor):
+            weight.randomize_()
+        elif name.endswith("norm.weight"):
+            weight.fill_(1)
+        else:
+            weight.normal_(0, weight.shape[-1] ** -0.5)
 
 
 def places_of(device: str, count: int) -> list[str]:

@@ -35,8 +35,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bench.shapes import Precision
-
 CYCLE = 128
 # The embedding's magnitude: far more than what all layers add to it, so that the head still sees the token.
 _MAGNITUDE = 256.0
@@ -121,23 +119,16 @@ def write_checkpoint(
     from bench.engine_driver import random_model
     from bench.shapes import SHAPES, Precision
 
+    folder.mkdir(parents=True, exist_ok=True)
     precision = Precision(dtype)
-    config = _write_config(folder, shape, precision)
+    config = {**SHAPES[shape].config, "torch_dtype": precision.torch_dtype}
+    (folder / "config.json").write_text(json.dumps(config))
 
     def save(weights: dict[str, Any]) -> None:
         encode(weights, chance)
         _save(folder, weights, shard_bytes)
 
     random_model(SHAPES[shape], precision, config["max_position_embeddings"], 64, device, save)
-
-
-def _write_config(folder: Path, shape: str, precision: Precision) -> dict[str, Any]:
-    from bench.shapes import SHAPES
-
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {**SHAPES[shape].config, "torch_dtype": precision.torch_dtype}
-    (folder / "config.json").write_text(json.dumps(config))
-    return config
 
 
 def _save(folder: Path, weights: dict[str, Any], shard_bytes: int) -> None:
@@ -165,13 +156,16 @@ def _save(folder: Path, weights: dict[str, Any], shard_bytes: int) -> None:
 
 def draw_weights(chance: float, model: Any) -> None:
     """Draws the weights of a module that has a checkpoint's names for embedding and head, for such text."""
+    from bench.engine_driver import draw
+
     weights = {name: weight.data for name, weight in model.named_parameters()}
-    for name, weight in weights.items():
-        if name.endswith("norm.weight"):
-            weight.fill_(1)
-        else:
-            weight.normal_(0, weight.shape[-1] ** -0.5)
+    draw(weights)
     encode(weights, chance)
+
+
+def _longest(arguments: argparse.Namespace) -> int:
+    """The most tokens of a sequence of vLLM's."""
+    return int(arguments.context + 2 * _LONG)
 
 
 class Peer:
@@ -188,7 +182,7 @@ class Peer:
             load_format="dummy",
             skip_tokenizer_init=True,
             dtype="bfloat16",
-            max_model_len=arguments.context + 2 * _LONG,
+            max_model_len=_longest(arguments),
             gpu_memory_utilization=0.85,
             enable_prefix_caching=False,
             max_num_seqs=256,
@@ -237,13 +231,14 @@ class Peer:
 
 def measure_vllm(arguments: argparse.Namespace) -> None:
     """Prints a line for each number of drafts, text and batch."""
-    from bench.shapes import Precision
+    from bench.model_folders import write_random_model
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # A function is sent to the workers.
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-    _write_config(arguments.folder, arguments.shape, Precision(arguments.dtype))
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    write_random_model(arguments.folder, arguments.shape, _longest(arguments))
     for drafts in map(int, arguments.drafts.split(",")):
         peer = Peer(drafts, arguments)
         for text in arguments.text.split(","):

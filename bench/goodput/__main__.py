@@ -129,9 +129,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     workload = WORKLOADS[arguments.workload]
     try:
-        text = RepeatingText.of(arguments)
-        if text is not None:
-            workload.prompt_tokens  # noqa: B018  (raises where prompts have no one length)
+        text = RepeatingText.of(arguments, [workload])
     except ValueError as error:
         sys.exit(f"bench.goodput: {error}")
     plan = Plan(

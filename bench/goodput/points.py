@@ -137,7 +137,7 @@ async def run(arguments: argparse.Namespace) -> str | None:
     arm, points = arguments.arm, arguments.points
     tokens = max(one.workload.tokens for one in points) + 2
     try:
-        text = RepeatingText.of(arguments)
+        text = RepeatingText.of(arguments, [one.workload for one in points])
     except ValueError as error:
         return f"bench.goodput points: {error}"
     with tempfile.TemporaryDirectory() as name:

@@ -73,8 +73,9 @@ async def serve(arm: Arm, setup: Setup, gpus: Sequence[str]) -> AsyncIterator[Ta
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if setup.device == "cuda" else {}
     folder = setup.folder / arm.name
     folder.mkdir(parents=True, exist_ok=True)
-    model = setup.model or write_random_model(folder, setup.shape, setup.tokens)
-    if setup.model is None:
+    model, weights = setup.model, ["--weights", "file"]
+    if model is None:
+        model, weights = write_random_model(folder, setup.shape, setup.tokens), []
         write_word_tokenizer(model)
     if arm.kind == "vllm":
         async with _vllm(arm, setup, model, folder, visible) as target:
@@ -82,8 +83,7 @@ async def serve(arm: Arm, setup: Setup, gpus: Sequence[str]) -> AsyncIterator[Ta
         return
     flags = [
         *arm.roles, "--device", setup.device, "--dtype", setup.dtype, "--log-level", "warning",
-        "--max-context-tokens", str(setup.tokens), "--admin-grpc-port", "0",
-        *([] if setup.model is None else ["--weights", "file"]), *arm.flags,
+        "--max-context-tokens", str(setup.tokens), "--admin-grpc-port", "0", *weights, *arm.flags,
     ]  # fmt: skip
     try:
         started = baton_up(model, MODEL, flags, visible)

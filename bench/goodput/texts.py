@@ -13,9 +13,11 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.goodput.arms import Workload
 from bench.markov_text import chain, chance_of, cycle_of
 from bench.model_folders import write_word_tokenizer
 from bench.shapes import SHAPES
@@ -39,10 +41,13 @@ class RepeatingText:
     ids: int
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace) -> RepeatingText | None:
-        """Reads what `add_text_options` added; None without --text. Raises ValueError."""
+    def of(cls, arguments: argparse.Namespace, workloads: Iterable[Workload]) -> RepeatingText | None:
+        """Reads what `add_text_options` added; None without --text. Raises ValueError, also for a workload
+        whose prompts are not of one length."""
         if not arguments.text:
             return None
+        for workload in workloads:
+            _ = workload.prompt_tokens
         if not 0 <= arguments.new_share < 1:
             raise ValueError(f"--new-share is a share below 1, not {arguments.new_share:g}")
         hidden = SHAPES[arguments.shape].config["hidden_size"]

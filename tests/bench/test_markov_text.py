@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from bench.markov_text import chain, chance_of, cycle_of, draw_weights, encode, write_checkpoint
 
 IDS = cycle_of(64)
+
+
+def chances_of(model: Any, prompt: list[int]) -> tuple[Tensor, Tensor]:
+    """The chances of all ids behind each token of a prompt, and the token's successor."""
+    with torch.no_grad():
+        chances = model(torch.tensor([prompt])).logits[0].softmax(-1)
+    return chances, (torch.tensor(prompt) + 1) % IDS
 
 
 def test_a_text_is_named_by_its_chance() -> None:
@@ -35,9 +44,7 @@ def test_a_checkpoint_draws_what_a_chain_has(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     prompt = chain(0.8, 64, seed=1, ids=IDS)
-    with torch.no_grad():
-        chances = model(torch.tensor([prompt])).logits[0].softmax(-1)
-    successors = (torch.tensor(prompt) + 1) % IDS
+    chances, successors = chances_of(model, prompt)
     others = chances[:, :IDS].clone()
     others[torch.arange(64), successors] = torch.nan
     assert chances[torch.arange(64), successors].sub(0.8 + 0.2 / IDS).abs().max() < 0.01
@@ -56,7 +63,5 @@ def test_weights_that_are_drawn_in_place_are_those_of_a_chain(tmp_path: Path) ->
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     draw_weights(0.6, model)
     prompt = chain(0.6, 64, seed=1, ids=IDS)
-    with torch.no_grad():
-        chances = model(torch.tensor([prompt])).logits[0].softmax(-1)
-    successors = (torch.tensor(prompt) + 1) % IDS
+    chances, successors = chances_of(model, prompt)
     assert chances[torch.arange(64), successors].sub(0.6 + 0.4 / IDS).abs().max() < 0.01

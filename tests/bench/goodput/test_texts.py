@@ -28,14 +28,17 @@ def options(*words: str) -> Namespace:
 
 
 def test_a_text_is_read_from_its_options() -> None:
-    assert RepeatingText.of(options()) is None
-    found = RepeatingText.of(options("--text", "markov:0.7", "--new-share", "0.25"))
+    chat, tiny = WORKLOADS["chat"], WORKLOADS["tiny"]
+    assert RepeatingText.of(options(), [chat]) is None
+    found = RepeatingText.of(options("--text", "markov:0.7", "--new-share", "0.25"), [tiny])
     assert found is not None
     assert (found.chance, found.new_share) == (0.7, 0.25)
     with pytest.raises(ValueError, match="between 0 and 1"):
-        RepeatingText.of(options("--text", "markov:2"))
+        RepeatingText.of(options("--text", "markov:2"), [tiny])
     with pytest.raises(ValueError, match="share below 1, not 1"):
-        RepeatingText.of(options("--text", "markov:0.7", "--new-share", "1"))
+        RepeatingText.of(options("--text", "markov:0.7", "--new-share", "1"), [tiny])
+    with pytest.raises(ValueError, match="chat are not of one length"):
+        RepeatingText.of(options("--text", "markov:0.7"), [tiny, chat])
 
 
 def test_prompts_are_chains_of_their_own_for_every_seed(tmp_path: Path) -> None:
@@ -64,7 +67,7 @@ def test_loadgen_takes_the_words_of_a_run(tmp_path: Path) -> None:
     assert found == {REPEATS: (0.5, 1.0), NEW: (0.5, 2.0)}
 
 
-def test_a_conversation_has_no_length_of_its_prompts() -> None:
+def test_the_length_of_a_workloads_prompts() -> None:
     assert WORKLOADS["1k-256"].prompt_tokens == 1024
     with pytest.raises(ValueError, match="chat are not of one length"):
         _ = WORKLOADS["chat"].prompt_tokens

@@ -14,8 +14,8 @@ from baton.engine.kernels.gpu.gemm.quantize_rows import MOST_E4M3, store_codes
 
 @triton.jit(do_not_specialize=["rows", "tile_count"])
 def route_row(
-    hidden, gain, router, present, normed, scales, ids, weights, taken_in_all, logits, counts, arrived,
-    tile_expert, tile_entry, tile_count, eps, rows,
+    hidden, gain, router, present, normed, ids, weights, taken_in_all, logits, counts, arrived, tile_expert,
+    tile_entry, tile_count, eps, rows, scales,
     WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_POWER: tl.constexpr,
     TOP_K: tl.constexpr, TOP_K_POWER: tl.constexpr, NORMALISE: tl.constexpr, BE: tl.constexpr,
     TILE: tl.constexpr, CODES: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr,

@@ -38,8 +38,8 @@ def _row_tile(hidden, row, there, k, WIDTH: tl.constexpr, EVEN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "tile_count"])
 def _route(
-    hidden, gain, router, present, normed, scales, ids, weights, taken_in_all, logits, counts, arrived,
-    tile_expert, tile_entry, tile_count, eps, rows,
+    hidden, gain, router, present, normed, ids, weights, taken_in_all, logits, counts, arrived, tile_expert,
+    tile_entry, tile_count, eps, rows,
     WIDTH: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_POWER: tl.constexpr, TOP_K: tl.constexpr,
     TOP_K_POWER: tl.constexpr, NORMALISE: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr,
     BK: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
@@ -191,13 +191,10 @@ def route_rows(
         raise ValueError(f"{tuning} makes no codes of {rows} rows with scales {tuple(scales.shape)}")
     if tiles is not None and not gathers(tiles, rows, tuning):
         raise ValueError(f"{rows} rows by {tuning} are not gathered into tiles of {tiles.tile_rows}")
-    into = (
-        normed, normed if scales is None else scales, ids, weights, taken, space.logits, space.counts,
-        space.arrived,
-    )  # fmt: skip
+    into = (normed, ids, weights, taken, space.logits, space.counts, space.arrived)
     gathered = (ids, ids, 0) if tiles is None else (tiles.expert, tiles.entry, len(tiles.expert))
     parts = triton.cdiv(rows, tuning.rows), triton.cdiv(experts, tuning.experts)
-    kernel, options = _kernel(tuning, hidden, router, codes=scales is not None)
+    kernel, options = _kernel(tuning, hidden, router, scales)
     kernel[parts](
         hidden, norm.gain, router, present, *into, *gathered, norm.eps, rows,
         WIDTH=width,
@@ -215,14 +212,15 @@ def route_rows(
 
 
 def _kernel(
-    tuning: RouterTuning, hidden: Tensor, router: Tensor, *, codes: bool
+    tuning: RouterTuning, hidden: Tensor, router: Tensor, scales: Tensor | None
 ) -> tuple[Any, dict[str, Any]]:
-    """The kernel of a tuning, and the options that are its own."""
+    """The kernel of a tuning, and the arguments that are its own."""
     if tuning.rows == 1:
         width = triton.next_power_of_2(hidden.shape[1])
         warps = tuning.experts * width // (32 * _VALUES_A_THREAD)
         return route_row, {
-            "WIDTH_POWER": width, "MOST": FEW_ROWS, "CODES": codes,
+            "scales": hidden if scales is None else scales, "CODES": scales is not None,
+            "WIDTH_POWER": width, "MOST": FEW_ROWS,
             "num_warps": min(max(warps, _LEAST_WARPS), _MOST_WARPS),
         }  # fmt: skip
     narrow = ON_CHIP.value and hidden.dtype == router.dtype and hidden.dtype.itemsize == 2

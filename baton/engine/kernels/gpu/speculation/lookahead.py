@@ -168,8 +168,9 @@ def fill_table(
     """Fills the table with an output from its slot's history, on the current stream. `places_at_once`: None:
     all; with 1 the cells are those of the table's twin, bit for bit."""
     places = max(output.end - 1 - output.first, 1)
-    for first in range(0, places, places_at_once or places):
-        _fill[(min(places_at_once or places, places - first),)](
+    at_once = places_at_once or places
+    for first in range(0, places, at_once):
+        _fill[(min(at_once, places - first),)](
             table.cells, table.seeds, table.counts, history.tokens, history.end, history.fixed,
             output.slot, output.first + first, output.end, output.stamp,
             LENGTH=history.length, BUCKETS=table.cells.shape[0], num_warps=1,
