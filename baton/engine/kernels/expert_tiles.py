@@ -3,11 +3,12 @@ Torch-free."""
 
 from __future__ import annotations
 
-# Rows of a tile, where an expert has few rows, and where it has many.
-FEW_ROWS, MANY_ROWS = 16, 64
+# Rows of a tile, where an expert has few rows, where it has many, and in steps of LIBRARY_ROWS rows and more.
+FEW_ROWS, MANY_ROWS, MOST_ROWS = 16, 64, 128
 # Passes of more rows are of prompts, or of enough sequences to fill their tiles.
 MOST_ROWS_OF_DECODE = 256
-# Rows from which on a step's `down` in bf16 is the vendor's grouped product.
+# Rows from which on a step of experts in bf16 has tiles of MOST_ROWS, and its `down` is the vendor's grouped
+# product.
 LIBRARY_ROWS = 4096
 # Experts for each entry up to which rows share many.
 _EXPERTS_AN_ENTRY = 4
@@ -36,12 +37,11 @@ def space_bytes(
 ) -> int:
     """Bytes that mixtures need beside the workspace of a pass of up to `rows` rows: `ExpertsSpace`. `codes`:
     rows become codes. Rows in 16 bits, up to LIBRARY_ROWS of them, have memory for their results; those of
-    more rows are allocated by the library."""
-    tile_rows = rows_of_tile(rows)
+    more rows are allocated by the library. Those in int4 need up to 3 % less."""
+    by_library = rows >= LIBRARY_ROWS and element_bytes == 2 and not codes
+    tile_rows = MOST_ROWS if by_library else rows_of_tile(rows)
     places = most_tiles(rows, top_k, experts, tile_rows) * tile_rows
-    results = rows * top_k
-    if rows >= LIBRARY_ROWS and element_bytes == 2 and not codes:
-        results = LIBRARY_ROWS * top_k + places
+    results = LIBRARY_ROWS * top_k + places if by_library else rows * top_k
     values = rows * hidden + places * inner + results * hidden
     of_codes = max(rows * hidden, places * inner) + 4 * max(rows, places) if codes else 0
     return of_codes + values * element_bytes + 4 * (places + rows * (2 * top_k + experts))

@@ -227,14 +227,14 @@ def test_memory_of_experts_is_what_a_pass_allocates(
     space = ExpertsSpace.of(model, rows)
     assert space is not None
     assert config.experts is not None
-    parts = (space, space.router, space.tiles)
+    parts = [part for part in (space, space.router, space.tiles, space.large_tiles) if part is not None]
     found = [getattr(part, one.name) for part in parts for one in dataclasses.fields(part)]
     held = sum(one.nbytes for one in found if isinstance(one, Tensor))
     if rows == LIBRARY_ROWS and quantization != "fp8":  # results that the library allocates
-        held += space.tiles.entry.numel() * config.hidden_size * 2
+        held += (space.large_tiles or space.tiles).entry.numel() * config.hidden_size * 2
     sizes = config.experts.top_k, config.experts.count, config.hidden_size, config.experts.intermediate_size
     codes = quantization == "fp8"
-    assert held == pytest.approx(space_bytes(rows, *sizes, 2, codes=codes), rel=0.02)
+    assert held == pytest.approx(space_bytes(rows, *sizes, 2, codes=codes), rel=0.03)
     without = ExpertsSpace.of(model, rows, exact=True)
     assert without is not None
     assert without.codes.numel() == without.entry_rows == 0

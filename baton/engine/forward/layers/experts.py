@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton.engine.kernels.expert_tiles import (
     LIBRARY_ROWS,
+    MOST_ROWS,
     MOST_ROWS_OF_DECODE,
     rows_by_entry,
     rows_of_tile,
@@ -50,7 +51,7 @@ class ExpertsSpace:
     and for few rows `row_router`; up to `entry_rows` rows need no tiles, since each entry is computed by
     itself (`entry_products`); `inner` [places of tiles, inner width]; `results` [R · k,
     hidden]; `codes` e4m3 and `code_scales`, of the rows of `normed` or of `inner`: without elements where
-    experts take none. `places`: of a pass of many rows, whose `down` is the library's."""
+    experts take none. `large_tiles` and `places`: of steps of many rows, whose `down` is the library's."""
 
     present: Tensor
     normed: Tensor
@@ -60,6 +61,7 @@ class ExpertsSpace:
     weights: Tensor
     tiles: Tiles
     entry_rows: int
+    large_tiles: Tiles | None
     places: EntryPlaces | None
     inner: Tensor
     results: Tensor
@@ -81,8 +83,10 @@ class ExpertsSpace:
         mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertsMlp)]
         stacks, downs = [mlp.gate_up for mlp in mixtures], [mlp.down for mlp in mixtures]
         by_codes = not exact and dtype.itemsize == 2 and all(map(_takes_codes, stacks))
-        places, inner = (tiles.entry.numel(), config.experts.intermediate_size) if by_codes else (0, 0)
         by_library = not exact and rows >= LIBRARY_ROWS and all(map(library_multiplies, downs))
+        large_tiles = Tiles.empty(rows, top_k, experts, device, MOST_ROWS) if by_library else None
+        most_places = (large_tiles or tiles).entry.numel()
+        places, inner = (most_places, config.experts.intermediate_size) if by_codes else (0, 0)
         return cls(
             codes=torch.zeros(
                 max(rows * width, places * inner) if by_codes else 0, dtype=torch.float8_e4m3fn, device=device
@@ -98,10 +102,9 @@ class ExpertsSpace:
             weights=torch.zeros(rows, top_k, device=device),
             tiles=tiles,
             entry_rows=entry_rows,
+            large_tiles=large_tiles,
             places=EntryPlaces.empty(rows, top_k, experts, device) if by_library else None,
-            inner=torch.zeros(
-                tiles.entry.numel(), config.experts.intermediate_size, dtype=dtype, device=device
-            ),
+            inner=torch.zeros(most_places, config.experts.intermediate_size, dtype=dtype, device=device),
             results=torch.zeros(
                 (LIBRARY_ROWS if by_library else rows) * top_k, width, dtype=dtype, device=device
             ),
@@ -163,9 +166,10 @@ def _run_tiles(
 ) -> None:
     rows, (experts, _, _) = len(hidden), mlp.gate_up.shape
     normed, ids, weights = space.normed[:rows], space.ids[:rows], space.weights[:rows]
-    tiles = space.tiles.of_rows(rows, mlp.top_k, experts)
+    large = space.large_tiles if rows >= LIBRARY_ROWS else None
+    tiles = (large or space.tiles).of_rows(rows, mlp.top_k, experts)
     gathered, by_codes = gathers(tiles, rows, router.tuning), space.codes.numel() > 0
-    places = space.places if rows >= LIBRARY_ROWS else None
+    places = space.places if large else None
     # Where a program of the router has a whole row, it stores the row's codes itself.
     routes_codes = by_codes and router.tuning.rows == 1
     x, scales = space.codes_of(normed) if routes_codes else (normed, None)

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.engine.kernels.expert_tiles import FEW_ROWS
+from baton.engine.kernels.expert_tiles import FEW_ROWS, MANY_ROWS
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.gemv import gated
 
@@ -64,5 +64,5 @@ class GroupedTuning:
         if quantised:
             return cls(64 if gated else 128, 64, 3, 4) if many else cls(64, 128, 3, 4)
         if many:
-            return cls(128, 64, 4, 4)
+            return cls(128, 64, 4, 8 if tile_rows > MANY_ROWS else 4)
         return cls(128, 128, 3, 4 if gated else 8)

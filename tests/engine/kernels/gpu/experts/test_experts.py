@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.expert_tiles import FEW_ROWS, MANY_ROWS, most_tiles
+from baton.engine.kernels.expert_tiles import FEW_ROWS, MANY_ROWS, MOST_ROWS, most_tiles
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.experts.align_rows import Tiles, align_rows
 from baton.engine.kernels.gpu.experts.combine_rows import combine_rows
@@ -241,7 +241,7 @@ def test_a_row_has_the_same_bits_beside_any_others() -> None:
 def as_chosen(
     rows: int, top_k: int, sizes: tuple[int, int, int], dtype: torch.dtype, form: WeightFormat | None
 ) -> None:
-    """Checks the tunings that steps take, by tiles of either size: `sizes` are experts, hidden, inner."""
+    """Checks the tunings that steps take, by tiles of each size: `sizes` are experts, hidden, inner."""
     mixture = Mixture.random(*sizes, dtype, form)
     mixture.tuning = None
     x, hidden = normal(rows, sizes[1], seed=3, dtype=dtype), torch.zeros(rows, sizes[1]).to(DEVICE, dtype)
@@ -249,7 +249,7 @@ def as_chosen(
     for name, routing in routings(rows, top_k, sizes[0]).items():
         ids = as_ids(routing)
         expected = mix(x, ids.long(), weights, mixture.gate_up, mixture.down, Epilogue.SWIGLU)
-        for tile_rows in (FEW_ROWS, MANY_ROWS):
+        for tile_rows in (FEW_ROWS, MANY_ROWS, MOST_ROWS):
             how = Epilogue.SWIGLU, tile_rows
             found = mixture.by_kernels(hidden, x, ids, weights, *how)
             assert bool(found.isfinite().all()), name
