@@ -18,7 +18,8 @@ from loadgen.common.server_samples import Sample
 
 # Gaps of a request after its first that say how long a step was then.
 _NEXT = 8
-# Tokens that come within so many ms of the one before came in one message with it, or in one read.
+# Tokens that come within so many ms of the one before came in one message with it, as those of a step with
+# drafts do, or in one read.
 _TOGETHER_MS = 0.2
 # Stages of the router that a first gap consists of; loadgen knows them over gRPC.
 _GAP_PARTS = ("transfer", "first_step")
@@ -33,12 +34,12 @@ _STEPS, _STEP_S, _DECODED = (
 
 @dataclass(frozen=True, slots=True)
 class StreamFigures:
-    """Times in ms; `step`: the median inter-token latency. `first_gap`: between first and second token;
+    """Times in ms; `step`: the median gap between messages. `first_gap`: between first and second token;
     `itl`: between all others. `first_over_two_p99`: of first gaps less two steps of that time, which is what
-    is lost beside the wait for the next step and that step; a step of that time is the median of the
-    request's next gaps. The batch changes, and steps with it, so that two median steps are less than two of
-    the longest. `together`: the share of later tokens that came with the one before; much of it means that
-    the router or the client has not kept up."""
+    is lost beside the wait for the next step and that step; a step of that time is the median of the gaps
+    between the request's next messages. The batch changes, and steps with it, so that two median steps are
+    less than two of the longest. `together`: the share of later tokens that came with the one before; without
+    drafts, much of it means that the router or the client has not kept up."""
 
     step: float
     first_gap_p50: float
@@ -70,33 +71,38 @@ class StreamFigures:
 
 
 def stream_figures(records: Iterable[Record]) -> StreamFigures | None:
-    """Figures of all requests that were answered in full; None where none has three tokens."""
+    """Figures of all requests that were answered in full; None where none has three messages."""
     first, over, others = list[float](), list[float](), list[np.ndarray]()
     parts: dict[str, list[float]] = {part: [] for part in _GAP_PARTS}
     for record in records:
         if record.outcome == Outcome.OK and len(record.token_times) > 2:
             gaps = np.diff(record.token_times) * 1e3
             first.append(float(gaps[0]))
-            over.append(float(gaps[0] - 2 * np.median(gaps[1 : 1 + _NEXT])))
             others.append(gaps[1:])
+            if (between := _between_messages(gaps[1:])[:_NEXT]).size:
+                over.append(float(gaps[0] - 2 * np.median(between)))
             for part, seconds in (record.stages or {}).items():
                 if part in parts:
                     parts[part].append(seconds * 1e3)
-    if not first:
+    if not over:
         return None
     itl = np.concatenate(others)
     first_p50, first_p99 = _percentiles(first, 50, 99)
     itl_p99, itl_p999 = _percentiles(itl, 99, 99.9)
     return StreamFigures(
-        step=float(np.median(itl)),
+        step=float(np.median(_between_messages(itl))),
         first_gap_p50=first_p50,
         first_gap_p99=first_p99,
         first_over_two_p99=float(np.percentile(over, 99)),
         itl_p99=itl_p99,
         itl_p999=itl_p999,
-        together=float((itl < _TOGETHER_MS).mean()),
+        together=1 - _between_messages(itl).size / itl.size,
         gap_parts={part: _percentiles(found, 50, 99) for part, found in parts.items() if found},
     )
+
+
+def _between_messages(gaps: np.ndarray) -> np.ndarray:
+    return gaps[gaps >= _TOGETHER_MS]
 
 
 def _percentiles(values: list[float] | np.ndarray, lower: float, upper: float) -> tuple[float, float]:

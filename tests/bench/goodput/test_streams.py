@@ -35,6 +35,17 @@ def test_the_first_gap_is_told_apart() -> None:
     assert stream_figures(records[3:4]) is None
 
 
+def test_a_step_is_the_gap_between_messages_however_many_tokens_they_have() -> None:
+    """Steps with drafts give three tokens a message, of which two come with the one before."""
+    message = [0.13 + 0.006 * (number // 3) for number in range(30)]
+    found = stream_figures([record(0.0, [0.1, 0.12, *message]), record(0.0, [0.1, 0.12, 0.12])])
+    assert found is not None
+    assert found.step == pytest.approx(6)
+    assert found.first_over_two_p99 == pytest.approx(20 - 12)
+    assert found.together == pytest.approx(21 / 31)
+    assert stream_figures([record(0.0, [0.1, 0.12, 0.12])]) is None
+
+
 def test_what_the_router_saw_of_first_gaps_is_shown_where_it_told() -> None:
     records = [record(0.0, [0.1, 0.12, 0.13]) for _ in range(3)]
     for one, (transfer, first_step) in zip(
