@@ -50,7 +50,9 @@ class PrefillFit:
         self.least_rows = self.busy_rows = least_rows
         self._unit_times: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._slowness: deque[float] = deque(maxlen=_STEPS_KEPT)
-        # What steps of few rows took beside a decode step in them, which reads the weights in any case.
+        # What steps of few rows took by themselves, and beside a decode step in them, which reads the weights
+        # in any case.
+        self._few_alone: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._few_mixed: deque[float] = deque(maxlen=_STEPS_KEPT)
         self.unit_s = 0.0
         self._set_attention(1.0)
@@ -94,25 +96,25 @@ class PrefillFit:
     def seconds_of_step(self, chunks: Sequence[Chunk], *, mixed: bool = False) -> float:
         """Predicted seconds of a step that runs `chunks`; `mixed`: beyond those of a decode step that is part
         of it."""
-        if mixed and self._few_mixed and _rows(chunks) <= self.least_rows:
-            return median(self._few_mixed)
+        if mixed and _rows(chunks) <= self.least_rows:
+            return min(self._few_mixed_s, self.seconds_of(self.of_step(chunks)))
         return self.seconds_of(self.of_step(chunks))
 
     def added_to(self, costs: StepCosts) -> StepCosts:
-        """Returns `costs` with those of prefill steps; a step of few rows costs what the kind of step, mixed
-        or not, that ran last costs."""
-        few_rows_s = median(self._few_mixed) if self._few_mixed else self.seconds_of(self.least_rows)
+        """Returns `costs` with those of prefill steps; a step of few rows costs what it adds to a decode step,
+        once that was measured."""
         return replace(
             costs,
             prefill_token_s=self.unit_s,
-            prefill_step_s=few_rows_s,
+            prefill_step_s=min(self._few_mixed_s, self.seconds_of(self.least_rows)),
             prefill_half_context=self.half_context,
         )
 
     def took(self, chunks: Sequence[Chunk], seconds: float, *, mixed: bool = False) -> None:
         """Records the duration of a step, `mixed`: beyond that of a decode step that was part of it. It
         counts as a measurement of attention where the step has much of that, else of rows, unless it has so
-        few that it took as long with fewer."""
+        few that it took as long with fewer: then it says how many rows are that few, which start-up may have
+        overestimated."""
         if mixed and _rows(chunks) <= self.least_rows:
             self._few_mixed.append(seconds)
             return
@@ -125,6 +127,17 @@ class PrefillFit:
         elif not self.unit_s or rows > self.least_rows:
             self._unit_times.append(seconds / (rows + context * self.attention))
             self.unit_s = median(self._unit_times)
+        else:
+            self._few_alone.append(seconds)
+            least_rows = max(self.busy_rows, int(median(self._few_alone) / self.unit_s))
+            self.least_rows = min(self.least_rows, least_rows)
+            self._set_attention(self.attention)
+
+    @property
+    def _few_mixed_s(self) -> float:
+        """Seconds that few rows add to a decode step; infinite before any were measured. The first measured
+        ones may be much too long: a step that reads the weights by itself bounds them."""
+        return median(self._few_mixed) if self._few_mixed else math.inf
 
     def _set_attention(self, attention: float) -> None:
         self.attention = attention

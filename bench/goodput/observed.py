@@ -7,7 +7,7 @@ metrics.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ _STAGE = "baton_router_stage_seconds"
 _BUSY_S, _TOKENS, _PROMPTS = (
     f"baton_worker_{name}_total" for name in ("prefill_step_seconds", "prompt_tokens", "prompts")
 )
+_DEMAND, _DEMAND_S = "baton_router_demand_requests", "baton_router_demand_prefill_seconds"
 _STEPS, _STEP_S, _DECODED = (
     f"baton_worker_{name}_total" for name in ("decode_steps", "decode_step_seconds", "decoded_tokens")
 )
@@ -124,23 +125,31 @@ class DecodeTimes:
 @dataclass(frozen=True, slots=True)
 class PrefillTimes:
     """A prefill worker between its first and last sample. `busy`: the share of time that steps took;
-    `tokens_s`: prompt tokens a second of that time."""
+    `tokens_s`: prompt tokens a second of that time; `prompt_ms`: of that time, for each prompt."""
 
     worker: str
     busy: float
     tokens_s: float
+    prompt_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTimes:
-    """`stages_ms`: the mean time of each stage, by the router's name of it."""
+    """`stages_ms`: the mean time of each stage, by the router's name of it. `predicted_prompt_ms`: for each
+    prompt of the last minute, by the router; None where it says nothing."""
 
+    predicted_prompt_ms: float | None = None
     prefill: list[PrefillTimes] = field(default_factory=list)
     decode: list[DecodeTimes] = field(default_factory=list)
     stages_ms: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        workers = [f"{one.worker} busy {one.busy:.1%}, {one.tokens_s:,.0f} tokens/s" for one in self.prefill]
+        workers = [
+            f"{one.worker} busy {one.busy:.1%}, {one.tokens_s:,.0f} tokens/s, {one.prompt_ms:.1f} ms a prompt"
+            for one in self.prefill
+        ]
+        if self.predicted_prompt_ms is not None:
+            workers.append(f"{self.predicted_prompt_ms:.1f} ms a prompt are predicted")
         workers += [
             f"{one.worker} busy {one.busy:.1%}, {one.rows:.1f} rows and {one.step_ms:.2f} ms a step"
             for one in self.decode
@@ -157,7 +166,9 @@ def server_times(samples: Iterable[Sample]) -> ServerTimes:
     by_source: dict[str, list[Sample]] = {}
     for sample in samples:
         by_source.setdefault(sample.source, []).append(sample)
-    times = ServerTimes()
+    ends = [found[-1].values for found in by_source.values()]
+    requests, seconds = (sum(_total(values, name) for values in ends) for name in (_DEMAND, _DEMAND_S))
+    times = ServerTimes(1e3 * seconds / requests if requests else None)
     for source, found in by_source.items():
         first, last = found[0], found[-1]
         grown = {name: value - first.values.get(name, 0.0) for name, value in last.values.items()}
@@ -170,7 +181,8 @@ def server_times(samples: Iterable[Sample]) -> ServerTimes:
 def _add_worker(times: ServerTimes, source: str, grown: dict[str, float], seconds: float) -> None:
     prefill_s, tokens, prompts = (_total(grown, key) for key in (_BUSY_S, _TOKENS, _PROMPTS))
     if prompts > 0 and prefill_s > 0:
-        times.prefill.append(PrefillTimes(source, prefill_s / seconds, tokens / prefill_s))
+        busy, each_ms = prefill_s / seconds, 1e3 * prefill_s / prompts
+        times.prefill.append(PrefillTimes(source, busy, tokens / prefill_s, each_ms))
     steps, decode_s, decoded = (_total(grown, key) for key in (_STEPS, _STEP_S, _DECODED))
     if steps > 0 and decoded > 0:
         times.decode.append(DecodeTimes(source, decoded / steps, 1e3 * decode_s / steps, decode_s / seconds))
@@ -184,6 +196,6 @@ def _add_stages(times: ServerTimes, grown: dict[str, float]) -> None:
             times.stages_ms[stage] = total / count * 1e3
 
 
-def _total(grown: dict[str, float], name: str) -> float:
+def _total(values: Mapping[str, float], name: str) -> float:
     """Sum of a metric over all of its labels."""
-    return sum(value for key, value in grown.items() if key.partition("{")[0] == name)
+    return sum(value for key, value in values.items() if key.partition("{")[0] == name)

@@ -72,6 +72,36 @@ def test_a_least_step_is_no_larger_than_the_largest() -> None:
     assert cost.of_step([(0, 1)]) == 224
 
 
+@pytest.mark.parametrize("few_s", [0.04, 0.2])
+def test_a_host_that_was_slow_at_start_up_is_not_believed_for_long(few_s: float) -> None:
+    """A pass of few rows took 40 or 200 ms; prompts of 256 tokens take 7 ms each, and a new prompt is
+    expected to do so after a few of them. Larger steps bound what few rows take."""
+    cost = PrefillFit(26_600.0, least_rows=224)
+    cost.begin(TimedPass(64, few_s), TimedPass(2048, 24e-6 * 2048))
+    assert cost.added_to(StepCosts()).prompt_s(256) > 0.035
+    for _ in range(9):
+        cost.took([(0, 1200)], 24e-6 * 1200)
+    assert cost.added_to(StepCosts()).prompt_s(256) == pytest.approx(24e-6 * 1200, rel=0.05)
+    for _ in range(9):
+        cost.took([(0, 256)], 0.007)
+    assert cost.added_to(StepCosts()).prompt_s(256) == pytest.approx(0.007, rel=0.15)
+    assert cost.seconds_of_step([(0, 2048)]) == pytest.approx(24e-6 * 2048, rel=0.15)
+    for _ in range(9):
+        cost.took([(0, 20)], 0.003)
+    assert cost.least_rows == 224, "by the model's sizes no fewer take as long"
+
+
+def test_a_first_step_of_few_rows_beside_decode_that_was_slow_says_little() -> None:
+    cost = PrefillFit(26_600.0, least_rows=224)
+    cost.begin(TimedPass(64, 0.0054), TimedPass(2048, 24e-6 * 2048))
+    cost.took([(0, 100)], 0.086, mixed=True)
+    assert cost.added_to(StepCosts()).prompt_s(256) == pytest.approx(256 * 24e-6, rel=0.02)
+    assert cost.seconds_of_step([(0, 100)], mixed=True) == cost.seconds_of_step([(0, 100)])
+    for _ in range(2):
+        cost.took([(0, 100)], 0.003, mixed=True)
+    assert cost.seconds_of_step([(0, 100)], mixed=True) == 0.003
+
+
 @given(pace=st.floats(1e-6, 1e-3), slowness=st.floats(0.7, 8), seed=st.integers(0, 100))
 def test_how_slow_attention_is_is_measured_apart(pace: float, slowness: float, seed: int) -> None:
     """Whatever the order of steps near and far from their prompts' beginning, and a bad one now and then."""

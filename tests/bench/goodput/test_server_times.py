@@ -15,6 +15,9 @@ baton_router_stage_seconds_count{{model="m",stage="queue"}} {queued}
 baton_router_stage_seconds_sum{{model="m",stage="queue"}} {queue_s}
 baton_router_stage_seconds_count{{model="m",stage="decode"}} 3
 baton_router_stage_seconds_sum{{model="m",stage="decode"}} 9
+# TYPE baton_router_demand_requests gauge
+baton_router_demand_requests{{model="m"}} {queued}
+baton_router_demand_prefill_seconds{{model="m"}} 0.54
 """
 WORKER = """
 # TYPE baton_worker_prefill_step_seconds counter
@@ -55,7 +58,8 @@ def test_figures_are_those_of_the_run_alone() -> None:
     assert prefill.busy == pytest.approx(0.4)
     assert prefill.tokens_s == pytest.approx(10_000)
     assert found.stages_ms == {"queue": pytest.approx(125)}
-    assert str(found) == "p busy 40.0%, 10,000 tokens/s; stages, mean ms: queue 125.0"
+    said = "p busy 40.0%, 10,000 tokens/s, 100.0 ms a prompt; 90.0 ms a prompt are predicted"
+    assert str(found) == f"{said}; stages, mean ms: queue 125.0"
 
 
 def test_steps_of_a_decode_worker() -> None:
