@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,23 +124,30 @@ async def test_a_worker_whose_restart_is_refused_comes_back_with_what_was_missin
     assert cluster.process.poll() is None
 
 
-async def insisting(cluster: Cluster, stub: RouterServiceAsyncStub, over: asyncio.Event) -> tuple[int, int]:
-    """A client that sends a request again when its connection breaks; how many were answered, and broken."""
-    answered = broken = 0
-    while not over.is_set():
-        try:
-            answer = await cluster.generate(
-                stub, PROMPT, max_tokens=150, temperature=0, ignore_eos=True, seed=answered
-            )
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                raise
-            broken += 1
-            await asyncio.sleep(0.1)
-        else:
-            assert len(answer.token_ids) == 150
-            answered += 1
-    return answered, broken
+@dataclass
+class Insisting:
+    """A client that sends a request again when its connection breaks: how many were answered, and broken."""
+
+    answered: int = 0
+    broken: int = 0
+
+    async def ask(self, cluster: Cluster, stub: RouterServiceAsyncStub, over: asyncio.Event) -> None:
+        while not over.is_set():
+            try:
+                answer = await cluster.generate(
+                    stub, PROMPT, max_tokens=150, temperature=0, ignore_eos=True, seed=self.answered
+                )
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                self.broken += 1
+                await asyncio.sleep(0.1)
+            else:
+                assert len(answer.token_ids) == 150
+                self.answered += 1
+
+    async def until_answered(self, count: int) -> None:
+        await eventually(lambda: self.answered >= count, 30)
 
 
 @pytest.mark.slow
@@ -147,15 +155,15 @@ async def test_clients_that_try_again_outlive_six_routers(cluster: Cluster) -> N
     async with cluster.stub() as stub:
         before = await cluster.reports()
         over = asyncio.Event()
-        clients = [asyncio.create_task(insisting(cluster, stub, over)) for _ in range(6)]
-        for _ in range(6):
-            await asyncio.sleep(2)
+        clients = [Insisting() for _ in range(6)]
+        running = [asyncio.create_task(client.ask(cluster, stub, over)) for client in clients]
+        for number in range(6):
+            await asyncio.gather(*(client.until_answered(number + 1) for client in clients))
             os.kill(router_of(cluster), signal.SIGKILL)
             await serves_again(cluster, stub, PROMPT, 30)
         over.set()
-        counts = await asyncio.gather(*clients)
-        assert all(answered >= 6 for answered, _ in counts), counts
-        assert sum(broken for _, broken in counts) >= 6, counts
+        await asyncio.gather(*running)
+        assert sum(client.broken for client in clients) >= 6, clients
         await assert_all_free(cluster, within_s=15)
         after = await cluster.reports()
         fronts = [{name: report.front_pid for name, report in reports.items()} for reports in (before, after)]
