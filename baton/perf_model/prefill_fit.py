@@ -101,8 +101,8 @@ class PrefillFit:
         return self.seconds_of(self.of_step(chunks))
 
     def added_to(self, costs: StepCosts) -> StepCosts:
-        """Returns `costs` with those of prefill steps; a step of few rows costs what it adds to a decode step,
-        once that was measured."""
+        """Returns `costs` with those of prefill steps; a step of few rows costs what it adds to a decode
+        step, once that was measured."""
         return replace(
             costs,
             prefill_token_s=self.unit_s,
