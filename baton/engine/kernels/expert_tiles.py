@@ -33,15 +33,17 @@ def rows_by_entry(top_k: int, experts: int) -> int:
 
 
 def space_bytes(
-    rows: int, top_k: int, experts: int, hidden: int, inner: int, element_bytes: int, *, codes: bool = False
+    rows: int, top_k: int, experts: int, hidden: int, inner: int, element_bytes: int, *, codes: str = ""
 ) -> int:
     """Bytes that mixtures need beside the workspace of a pass of up to `rows` rows: `ExpertsSpace`. `codes`:
-    rows become codes. Rows in 16 bits, up to LIBRARY_ROWS of them, have memory for their results; those of
-    more rows are allocated by the library. Those in int4 need up to 3 % less."""
+    of the experts' weights, where these are quantised; with fp8, rows in 16 bits become codes, too. With
+    weights of 16 bits, up to LIBRARY_ROWS rows have memory for their results; those of more rows are
+    allocated by the library."""
     by_library = rows >= LIBRARY_ROWS and element_bytes == 2 and not codes
     tile_rows = MOST_ROWS if by_library else rows_of_tile(rows)
     places = most_tiles(rows, top_k, experts, tile_rows) * tile_rows
     results = LIBRARY_ROWS * top_k + places if by_library else rows * top_k
     values = rows * hidden + places * inner + results * hidden
-    of_codes = max(rows * hidden, places * inner) + 4 * max(rows, places) if codes else 0
+    by_codes = codes == "fp8" and element_bytes == 2
+    of_codes = max(rows * hidden, places * inner) + 4 * max(rows, places) if by_codes else 0
     return of_codes + values * element_bytes + 4 * (places + rows * (2 * top_k + experts))

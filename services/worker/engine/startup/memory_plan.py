@@ -263,15 +263,15 @@ def _experts_bytes(config: ModelConfig, engine: EngineConfig, rows: int) -> int:
     if (experts := config.experts) is None:
         return 0
     hidden, inner = config.hidden_size, experts.intermediate_size
-    element = _element_bytes(config, engine)
-    codes = element == 2 and _experts_in_fp8(config, engine.quantization)
+    element, codes = _element_bytes(config, engine), _codes_of_experts(config, engine.quantization)
     return space_bytes(rows, experts.top_k, experts.count, hidden, inner, element, codes=codes)
 
 
 @lru_cache(maxsize=8)
-def _experts_in_fp8(config: ModelConfig, quantization: Quantization | None) -> bool:
+def _codes_of_experts(config: ModelConfig, quantization: Quantization | None) -> str:
     formats = weight_formats(config, quantization)
-    return any(form.codes == "fp8" for key, form in formats.items() if ".experts." in key)
+    found = {form.codes for key, form in formats.items() if ".experts." in key}
+    return "fp8" if "fp8" in found else next(iter(found), "")
 
 
 def exchange_bytes(config: ModelConfig, engine: EngineConfig, shape: StepShape, chunk_tokens: int) -> int:
