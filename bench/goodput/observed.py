@@ -80,24 +80,25 @@ def stream_figures(records: Iterable[Record]) -> StreamFigures | None:
             gaps = np.diff(record.token_times) * 1e3
             first.append(float(gaps[0]))
             others.append(gaps[1:])
-            if (between := _between_messages(gaps[1:])[:_NEXT]).size:
-                over.append(float(gaps[0] - 2 * np.median(between)))
+            if (following := _between_messages(gaps[1:])[:_NEXT]).size:
+                over.append(float(gaps[0] - 2 * np.median(following)))
             for part, seconds in (record.stages or {}).items():
                 if part in parts:
                     parts[part].append(seconds * 1e3)
     if not over:
         return None
     itl = np.concatenate(others)
+    between = _between_messages(itl)
     first_p50, first_p99 = _percentiles(first, 50, 99)
     itl_p99, itl_p999 = _percentiles(itl, 99, 99.9)
     return StreamFigures(
-        step=float(np.median(_between_messages(itl))),
+        step=float(np.median(between)),
         first_gap_p50=first_p50,
         first_gap_p99=first_p99,
         first_over_two_p99=float(np.percentile(over, 99)),
         itl_p99=itl_p99,
         itl_p999=itl_p999,
-        together=1 - _between_messages(itl).size / itl.size,
+        together=1 - between.size / itl.size,
         gap_parts={part: _percentiles(found, 50, 99) for part, found in parts.items() if found},
     )
 
