@@ -50,9 +50,9 @@ class PrefillFit:
         self.least_rows = self.busy_rows = least_rows
         self._unit_times: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._slowness: deque[float] = deque(maxlen=_STEPS_KEPT)
-        # What steps of few rows took by themselves, and beside a decode step in them, which reads the weights
-        # in any case.
-        self._few_alone: deque[float] = deque(maxlen=_STEPS_KEPT)
+        # What whole steps of few rows took, and what they took beside a decode step in them, which reads the
+        # weights in any case.
+        self._few_whole: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._few_mixed: deque[float] = deque(maxlen=_STEPS_KEPT)
         self.unit_s = 0.0
         self._set_attention(1.0)
@@ -96,9 +96,8 @@ class PrefillFit:
     def seconds_of_step(self, chunks: Sequence[Chunk], *, mixed: bool = False) -> float:
         """Predicted seconds of a step that runs `chunks`; `mixed`: beyond those of a decode step that is part
         of it."""
-        if mixed and _rows(chunks) <= self.least_rows:
-            return min(self._few_mixed_s, self.seconds_of(self.of_step(chunks)))
-        return self.seconds_of(self.of_step(chunks))
+        alone_s = self.seconds_of(self.of_step(chunks))
+        return min(self._few_mixed_s, alone_s) if mixed and _rows(chunks) <= self.least_rows else alone_s
 
     def added_to(self, costs: StepCosts) -> StepCosts:
         """Returns `costs` with those of prefill steps; a step of few rows costs what it adds to a decode
@@ -110,13 +109,17 @@ class PrefillFit:
             prefill_half_context=self.half_context,
         )
 
-    def took(self, chunks: Sequence[Chunk], seconds: float, *, mixed: bool = False) -> None:
-        """Records the duration of a step, `mixed`: beyond that of a decode step that was part of it. It
-        counts as a measurement of attention where the step has much of that, else of rows, unless it has so
-        few that it took as long with fewer: then it says how many rows are that few, which start-up may have
-        overestimated."""
+    def took(
+        self, chunks: Sequence[Chunk], seconds: float, *, mixed: bool = False, decode_s: float = 0.0
+    ) -> None:
+        """Records the duration of a step, `mixed`: beyond `decode_s`, that of a decode step that was part of
+        it; 0 where that is not known. It counts as a measurement of attention where the step has much of
+        that, else of rows, unless it has so few that it took as long with fewer: then it bounds how many rows
+        are that few, which start-up may have overestimated."""
         if mixed and _rows(chunks) <= self.least_rows:
             self._few_mixed.append(seconds)
+            if decode_s:
+                self._bound_least_rows(seconds + decode_s)
             return
         rows = max(_rows(chunks), self.least_rows)
         context = sum(attended(*chunk) for chunk in chunks) / self._half_context
@@ -128,8 +131,13 @@ class PrefillFit:
             self._unit_times.append(seconds / (rows + context * self.attention))
             self.unit_s = median(self._unit_times)
         else:
-            self._few_alone.append(seconds)
-            least_rows = max(self.busy_rows, int(median(self._few_alone) / self.unit_s))
+            self._bound_least_rows(seconds)
+
+    def _bound_least_rows(self, seconds: float) -> None:
+        """Counts a whole step of few rows: alone and without attention they take no longer."""
+        if self.unit_s:
+            self._few_whole.append(seconds)
+            least_rows = max(self.busy_rows, int(median(self._few_whole) / self.unit_s))
             self.least_rows = min(self.least_rows, least_rows)
             self._set_attention(self.attention)
 

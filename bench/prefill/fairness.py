@@ -55,9 +55,11 @@ class WatchedCost(PrefillFit):
         super().__init__(half_context, least_rows)
         self._log = log
 
-    def took(self, chunks: Sequence[tuple[int, int]], seconds: float, *, mixed: bool = False) -> None:
+    def took(
+        self, chunks: Sequence[tuple[int, int]], seconds: float, *, mixed: bool = False, decode_s: float = 0.0
+    ) -> None:
         self._log(seconds)
-        super().took(chunks, seconds, mixed=mixed)
+        super().took(chunks, seconds, mixed=mixed, decode_s=decode_s)
 
 
 class WatchedPass:

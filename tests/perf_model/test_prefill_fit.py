@@ -91,6 +91,17 @@ def test_a_host_that_was_slow_at_start_up_is_not_believed_for_long(few_s: float)
     assert cost.least_rows == 224, "by the model's sizes no fewer take as long"
 
 
+def test_steps_beside_decode_steps_alone_bound_few_rows_as_well() -> None:
+    """A combined worker that has always something to decode: its steps of 1,900 rows are not few."""
+    cost = PrefillFit(26_600.0, least_rows=224)
+    cost.begin(TimedPass(64, 0.2), TimedPass(2048, 24e-6 * 2048))
+    for _ in range(9):
+        cost.took([(0, 256)], 0.004, mixed=True, decode_s=0.0055)
+    assert cost.least_rows == int(0.0095 / 24e-6)
+    assert cost.seconds_of_step([(0, 256)], mixed=True) == 0.004
+    assert cost.seconds_of_step([(0, 1900)], mixed=True) == pytest.approx(24e-6 * 1900, rel=0.05)
+
+
 def test_a_first_step_of_few_rows_beside_decode_that_was_slow_says_little() -> None:
     cost = PrefillFit(26_600.0, least_rows=224)
     cost.begin(TimedPass(64, 0.0054), TimedPass(2048, 24e-6 * 2048))

@@ -185,7 +185,8 @@ class PrefillSteps:
         for step in self._unfinalized:
             took = step.end.seconds_since(step.begun)
             took = max(took - step.plan.decode_s, _LEAST_PART * took)
-            self.scheduler.cost.took(step.plan.runs, took, mixed=step.plan.is_mixed)
+            decode_s, mixed = step.plan.decode_s, step.plan.is_mixed
+            self.scheduler.cost.took(step.plan.runs, took, mixed=mixed, decode_s=decode_s)
             for chunk in step.plan.chunks:
                 if not chunk.sequence.canary:
                     self.tokens_run += chunk.count
